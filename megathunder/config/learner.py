@@ -1,0 +1,49 @@
+"""The model that learns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerConfig:
+    """[learner] model, parallel layout, accumulators and optimizer (Megatron-Core)."""
+
+    model: str = "examples/policies/student"
+    """Hugging Face folder of the policy (config.json decides the architecture)."""
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Parameter and activation type; gradients accumulate in at least float32."""
+    device: str = "auto"
+    """`cpu`, `cuda` or `auto`."""
+    cpu_cores: tuple[int, ...] = ()
+    """Pin the learner ranks to these cores (one thread each); empty: no pinning."""
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    expert_parallel: int = 1
+    context_parallel: int = 1
+    sequence_parallel: bool = False
+    """Parallel layout; data parallelism is what remains of the ranks."""
+    distributed_optimizer: bool = False
+    """Shard optimizer state over data-parallel ranks."""
+    recompute: Literal["none", "full", "selective"] = "none"
+    """Activation recomputation."""
+    accumulator: Literal["fp32", "exact"] = "fp32"
+    """`fp32` sums in arrival order; `exact` sums in 64-bit fixed point, bit-identical in any order."""
+    accumulator_placement: Literal["device", "host"] = "device"
+    """Where accumulators of open groups live."""
+    shared_prompt: bool = False
+    """Forward and backward a group's prompt once instead of once a trajectory."""
+    learning_rate: float = 5e-4
+    min_learning_rate: float = 0.0
+    warmup_updates: int = 0
+    weight_decay: float = 0.0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.95
+    adam_epsilon: float = 1e-8
+    clip_grad: float = 1.0
+    """AdamW and the global gradient-norm clip (0: no clip)."""
+    max_bad_updates: int = 3
+    """Updates in a row with a NaN or infinite gradient before the run stops."""
+    megatron: dict[str, str] = field(default_factory=dict)
+    """Further TransformerConfig, OptimizerConfig or DDP fields by name, as strings."""

@@ -1,0 +1,52 @@
+"""What is minimised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpoConfig:
+    """[grpo] group relative policy optimisation."""
+
+    advantage: Literal["std", "sample_std", "none", "leave_one_out"] = "std"
+    """Normalisation of the group's rewards: population std, sample std, mean only (Dr. GRPO), leave-one-out."""
+    epsilon: float = 1e-6
+    """Added to the standard deviation, outside the root."""
+    importance_cap: float = 0.0
+    """Truncate pi_learner/pi_engine at this value and use it as token weight; 0: weight 1."""
+    clip_low: float = 0.0
+    """Clip range below 1; has an effect only where ratios differ from 1 (one_step_off). 0: none."""
+    clip_high: float = 0.0
+    """Clip range above 1."""
+    kl_coefficient: float = 0.0
+    """Weight of the KL term to the reference policy; 0: no reference is held."""
+    kl_in_reward: bool = False
+    """Subtract the KL estimate from the reward instead of adding a loss term."""
+    dynamic_sampling: bool = False
+    """Replace a group that closes with equal rewards by a new prompt (DAPO)."""
+    max_replacements: int = 0
+    """Replacement groups an update may draw."""
+    overlong_buffer_tokens: int = 0
+    """Linear length penalty over the last tokens before `rollout.max_tokens` (DAPO); 0: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpdConfig:
+    """[opd] on-policy distillation: sampled reverse KL to a frozen teacher."""
+
+    teacher: str = ""
+    """Hugging Face folder of the teacher (served by a scoring server)."""
+    teacher_urls: tuple[str, ...] = ()
+    """Teacher servers that already run; empty: this run starts one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossConfig:
+    """[loss] what the sums are divided by."""
+
+    normalisation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    """Z: trained tokens of the batch, trajectories (each its own token mean), or `constant`."""
+    constant: float = 1.0
+    """Z when `normalisation` is `constant`."""

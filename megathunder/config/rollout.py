@@ -1,0 +1,57 @@
+"""How trajectories are sampled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutConfig:
+    """[rollout] the SGLang servers and the agent loop in front of them."""
+
+    urls: tuple[str, ...] = ()
+    """Servers that already run; empty: this run starts its own."""
+    servers: int = 1
+    """Servers to start when `urls` is empty."""
+    host: str = "127.0.0.1"
+    """Address the started servers bind to."""
+    port: int = 0
+    """First port of the started servers; 0 picks free ones."""
+    device: str = "auto"
+    """`cpu`, `cuda` or `auto` (cuda where there is one)."""
+    dtype: str = "float32"
+    """Type the servers compute in."""
+    cpu_cores: tuple[int, ...] = ()
+    """Pin servers, agents and sandboxes to these cores; empty: no pinning."""
+    temperature: float = 1.0
+    """Sampling temperature; log-probabilities are those at this temperature."""
+    top_p: float = 1.0
+    """Nucleus; below 1 the trained log-probabilities are not those of the sampled distribution, so 1 is advised."""
+    max_new_tokens: int = 24
+    """Tokens one turn may take."""
+    max_tokens: int = 512
+    """Tokens one trajectory may take, prompt included."""
+    observation_characters: int = 160
+    """Characters of tool output shown to the policy."""
+    max_concurrent: int = 64
+    """Trajectories in flight at once."""
+    deadline_s: float = 120.0
+    """Wall-clock limit of one trajectory."""
+    request_timeout_s: float = 60.0
+    """Limit of one request to a server."""
+    startup_timeout_s: float = 240.0
+    """Limit for a started server to become healthy."""
+    max_retries: int = 2
+    """Times a trajectory is run again after an infrastructure failure."""
+    max_restarts: int = 3
+    """Times one server is restarted in a run."""
+    api_key: str = ""
+    """Key the servers ask for; empty: none (they bind to loopback)."""
+    max_total_tokens: int = 65536
+    """Key-value cache of one server, tokens."""
+    max_running_requests: int = 64
+    """Requests one server decodes at once."""
+    ignore_eos: bool = False
+    """Sample every turn to its full length (workloads for timing only)."""
+    sglang: dict[str, str] = field(default_factory=dict)
+    """Further SGLang server arguments by name, as strings (`{"mem_fraction_static": "0.5"}`)."""

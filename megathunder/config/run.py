@@ -1,0 +1,37 @@
+"""One run: how long, where to, and how it is watched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """[run] name, length, batch and evaluation cadence."""
+
+    name: str = "run"
+    """Folder `runs/<name>/` receives everything the run writes."""
+    folder: str = "runs"
+    """Parent of run folders."""
+    updates: int = 40
+    """Optimizer steps."""
+    groups_per_update: int = 8
+    """B: prompts of one update."""
+    group_size: int = 8
+    """G: trajectories of one prompt (OPD: attempts)."""
+    seed: int = 0
+    """Seed of sampling, initialisation and shuffling."""
+    evaluate_every: int = 10
+    """Evaluate on held-out tasks every n updates; 0: never."""
+    evaluate_attempts: int = 1
+    """Attempts a held-out task."""
+    checkpoint_every: int = 0
+    """Save a checkpoint every n updates; 0: only at the end."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints to keep."""
+    resume: bool = False
+    """Continue from the newest complete checkpoint of `runs/<name>/`."""
+    overwrite: bool = False
+    """Start anew in a folder that already holds a run."""
+    progress: bool = True
+    """Draw the live progress display (a plain line an update otherwise)."""

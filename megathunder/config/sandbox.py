@@ -1,0 +1,34 @@
+"""Where untrusted commands run, and within which limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxConfig:
+    """[sandbox] isolation and limits of what a policy's commands may do."""
+
+    backend: Literal["bubblewrap"] = "bubblewrap"
+    """Isolation: `bubblewrap` (namespaces, capability drop, seccomp). Never falls back to the host."""
+    command_timeout_s: float = 10.0
+    """Wall-clock limit of one command."""
+    cpu_s: int = 60
+    """CPU time one process may use."""
+    processes: int = 64
+    """Processes alive at once in one sandbox."""
+    memory_mb: int = 512
+    """Address space of one process."""
+    disk_mb: int = 32
+    """Size of the work folder."""
+    inodes: int = 4096
+    """Files in the work folder."""
+    output_bytes: int = 65536
+    """Output kept of one command, head and tail; the rest is counted."""
+    max_running: int = 8
+    """Commands that run at the same time over all sandboxes."""
+    max_open: int = 128
+    """Sandboxes open at the same time."""
+    grading_budget_s: float = 10.0
+    """Time the grader of one trajectory may take."""

@@ -1,0 +1,26 @@
+"""What is released to the learner, and how much may be open at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamingConfig:
+    """[streaming] release, packing and admission of learner work."""
+
+    release: Literal["trajectory", "turn", "turn_forward"] = "trajectory"
+    """What is released: whole trajectories, turns (OPD), or turns' forward passes with one reverse pass at the end."""
+    content_ready: bool = False
+    """GRPO: differentiate a completed trajectory before its reward is known, into an accumulator of its own."""
+    pack_tokens: int = 2048
+    """Tokens of one micro-batch."""
+    pack_rows: int = 64
+    """Rows of one micro-batch."""
+    max_open_groups: int = 16
+    """Groups with unknown coefficients a cell may hold accumulators for."""
+    on_lost: Literal["shrink", "drop_group", "fail"] = "shrink"
+    """A lost trajectory: statistics over the survivors, drop its group, or stop the run."""
+    stall_timeout_s: float = 600.0
+    """An update that makes no progress for this long ends the run with an error."""

@@ -1,0 +1,28 @@
+"""Where tasks come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TasksConfig:
+    """[tasks] which tasks a run trains on, in what order, and which it keeps for evaluation."""
+
+    source: Literal["shell"] = "shell"
+    """Task family: `shell` generates multi-turn shell tasks from the seed."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of the family to draw from; empty means all."""
+    seed: int = 0
+    """Seed of the task stream (content and order)."""
+    size: int = 4096
+    """Distinct training tasks; the stream wraps after them, reshuffled from the seed."""
+    wrap: bool = True
+    """Start again when the tasks are used up; off: a batch larger than what is left is an error."""
+    heldout: int = 64
+    """Held-out tasks for evaluation, disjoint in content from training."""
+    latency_scale: float = 1.0
+    """Factor on the long-tailed time that slow tools take (0 turns waiting off)."""
+    max_turns: int = 6
+    """Turns an episode may take."""

@@ -1,0 +1,57 @@
+"""Spans and marks: who did what, when. Rooms call `span`/`mark`; a run installs one recorder (default: none).
+
+Events are appended as JSON lines to `events.jsonl` and drawn by `metrics/timeline.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+
+class Recorder:
+    """Writes one JSON object a line: {"lane", "name", "start_s", "end_s", ...attributes}; seconds of `time.monotonic`."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: TextIO = path.open("a", buffering=1)
+
+    def write(self, lane: str, name: str, start_s: float, end_s: float, **attributes: object) -> None:
+        self._file.write(json.dumps({"lane": lane, "name": name, "start_s": start_s, "end_s": end_s, **attributes}) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+_recorder: Recorder | None = None
+
+
+def install(recorder: Recorder | None) -> None:
+    """Make `recorder` receive every span of this process; None turns tracing off."""
+    global _recorder
+    _recorder = recorder
+
+
+def record(lane: str, name: str, start_s: float, end_s: float, **attributes: object) -> None:
+    """Record an interval measured elsewhere (a learner's reply, a server's answer)."""
+    if _recorder is not None:
+        _recorder.write(lane, name, start_s, end_s, **attributes)
+
+
+def mark(lane: str, name: str, **attributes: object) -> None:
+    """Record an instant."""
+    now = time.monotonic()
+    record(lane, name, now, now, **attributes)
+
+
+@contextlib.contextmanager
+def span(lane: str, name: str, **attributes: object) -> Iterator[None]:
+    """Record the time the body takes."""
+    start_s = time.monotonic()
+    try:
+        yield
+    finally:
+        record(lane, name, start_s, time.monotonic(), **attributes)

@@ -1,0 +1,338 @@
+"""The vocabulary every room shares: what is sampled, what is asked of the learner, what happened.
+
+    Segment -> Row -> Trajectory      what a rollout produced (exact token ids, never re-tokenised)
+    TrainRow                          what the learner differentiates: one chain of tokens, [T]
+    Differentiate / Fold / TakeStep / Publish ...   commands to a learner cell (one union: `Command`)
+    Done / Failed                                   its answers               (one union: `Reply`)
+    TurnCompleted / TrajectoryCompleted / Rewarded / TurnScored / TrajectoryLost    rollout events (`Event`)
+
+Everything is frozen and encodes with msgspec's MessagePack, so nothing that crosses a process is a pickle.
+Times are seconds of `time.monotonic()` on the host that made them. Sign: every objective is a loss to minimise;
+g_i is the gradient of -s_i with s_i = sum_t m_t w_t log pi(y_t).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+import msgspec
+
+
+class Wire(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of everything that crosses a process: frozen, keyword-only, tagged with its class name."""
+
+
+# ---------------------------------------------------------------------------------------------- identity
+
+
+class TrajectoryId(NamedTuple):
+    """Trajectory `index` of group `group` of update `update`; groups and indices count from 0 in each update."""
+
+    update: int
+    group: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"u{self.update}/g{self.group}/t{self.index}"
+
+
+class ContributionId(NamedTuple):
+    """The unit of work: a whole trajectory (turn == -1) or its turn `turn` (0-based action count)."""
+
+    update: int
+    group: int
+    trajectory: int
+    turn: int = -1
+
+    def __str__(self) -> str:
+        suffix = "" if self.turn < 0 else f"/s{self.turn}"
+        return f"u{self.update}/g{self.group}/t{self.trajectory}{suffix}"
+
+
+class AccumulatorKey(NamedTuple):
+    """Names one gradient accumulator of a cell.
+
+    kind    group   slot
+    batch   -1      0                 the update's own buffer (Megatron's gradient buffer)
+    class   group   value index       sum of g_i over trajectories whose reward is the value-th distinct one
+    moment  group   0: sum g_i, 1: sum r_i g_i
+    own     group   trajectory index  g_i alone (content-ready release, SALT)
+    """
+
+    kind: str
+    group: int = -1
+    slot: int = 0
+
+
+BATCH = AccumulatorKey("batch")
+
+
+# ---------------------------------------------------------------------------------------------- rollouts
+
+
+class Role(str, Enum):
+    """Who wrote a segment. Only ACTION tokens are sampled, and only they are trained."""
+
+    PROMPT = "prompt"
+    ACTION = "action"
+    OBSERVATION = "observation"
+
+
+class EndReason(str, Enum):
+    """Why a trajectory ended; INFRASTRUCTURE alone is not a result of the policy."""
+
+    ANSWERED = "answered"
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"
+    DEADLINE = "deadline"
+    MALFORMED = "malformed"
+    INFRASTRUCTURE = "infrastructure"
+
+
+class Segment(Wire):
+    """T tokens by one author. `logprobs` (of the engine, at the sampling temperature) and `policy_versions` are [T]
+    for an ACTION and empty otherwise."""
+
+    role: Role
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+    policy_versions: tuple[int, ...] = ()
+
+
+class Row(Wire):
+    """Segments that extend each other token for token: segment s was sampled after exactly the tokens before it."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:  # [T]
+        return tuple(t for s in self.segments for t in s.token_ids)
+
+    @property
+    def loss_mask(self) -> tuple[int, ...]:  # [T], 1 on sampled tokens
+        return tuple(int(s.role is Role.ACTION) for s in self.segments for _ in s.token_ids)
+
+    @property
+    def engine_logprobs(self) -> tuple[float, ...]:  # [T], 0 where the mask is 0
+        return tuple(x for s in self.segments for x in (s.logprobs or (0.0,) * len(s.token_ids)))
+
+    @property
+    def policy_versions(self) -> tuple[int, ...]:  # of the sampled tokens only
+        return tuple(v for s in self.segments for v in s.policy_versions)
+
+
+class Trajectory(Wire):
+    """One attempt at one task. Several rows only after a context reset; they share the one reward."""
+
+    id: TrajectoryId
+    task_id: str
+    rows: tuple[Row, ...]
+    end_reason: EndReason
+    started_s: float
+    completed_s: float
+    turns: int
+    reward: float | None = None
+    rewarded_s: float = 0.0
+    tool_s: float = 0.0
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(sum(r.loss_mask) for r in self.rows)
+
+    @property
+    def total_tokens(self) -> int:
+        return sum(len(r.token_ids) for r in self.rows)
+
+
+# ---------------------------------------------------------------------------------------------- events
+
+
+class TurnCompleted(Wire):
+    """Turn `turn` (an ACTION and what preceded it) of row `row` is fixed: `segments` are the new segments since the
+    previous turn, ending in the ACTION."""
+
+    id: TrajectoryId
+    turn: int
+    row: int
+    segments: tuple[Segment, ...]
+    at_s: float
+
+
+class TurnScored(Wire):
+    """The teacher's log-probabilities of the ACTION tokens of one turn, [T of that ACTION]."""
+
+    id: TrajectoryId
+    turn: int
+    teacher_logprobs: tuple[float, ...]
+    at_s: float
+
+
+class TrajectoryCompleted(Wire):
+    """All tokens of a trajectory are fixed; its reward may still be unknown (`trajectory.reward is None`)."""
+
+    trajectory: Trajectory
+    at_s: float
+
+
+class Rewarded(Wire):
+    """The verifier's finite reward; `verifier_s` is what grading took."""
+
+    id: TrajectoryId
+    reward: float
+    verifier_s: float
+    at_s: float
+
+
+class TrajectoryLost(Wire):
+    """The machinery failed this trajectory and its retries; it has no reward."""
+
+    id: TrajectoryId
+    reason: str
+    at_s: float
+
+
+Event = TurnCompleted | TurnScored | TrajectoryCompleted | Rewarded | TrajectoryLost
+
+
+# ---------------------------------------------------------------------------------------------- learner work
+
+
+class TrainRow(Wire):
+    """One chain of T tokens to differentiate for one contribution.
+
+    Token t is predicted from the tokens before it. Its loss weight is scale * loss_mask[t] * w_t, where w_t is 1 or a
+    truncated importance weight (GRPO), or stopgrad(log pi - log q) (OPD, when `teacher_logprobs` is set).
+    `cuts` are the positions at which turns start (for prefix-cut release), `context_tokens` how many leading tokens
+    are already forwarded in this cell for this trajectory and enter as cached keys and values.
+    """
+
+    source: ContributionId
+    token_ids: tuple[int, ...]  # [T]
+    loss_mask: tuple[int, ...]  # [T]
+    engine_logprobs: tuple[float, ...]  # [T]
+    teacher_logprobs: tuple[float, ...] = ()  # [T] or empty
+    scale: float = 1.0
+    row: int = 0
+    prompt_tokens: int = 0
+    context_tokens: int = 0
+    cuts: tuple[int, ...] = ()
+
+
+class FoldTerm(NamedTuple):
+    """target += coefficient * source"""
+
+    source: AccumulatorKey
+    target: AccumulatorKey
+    coefficient: float
+
+
+class Differentiate(Wire):
+    """One packed micro-batch: forward and backward of `rows`, added to `target` with each row's own scale.
+
+    Kind "moment" adds the gradient to slot 0 and reward * gradient to slot 1 (one row an item; `reward` is r_i).
+    `last` marks rows whose trajectory is complete, so cached context is replayed and freed (prefix-cut release).
+    """
+
+    item: int
+    update: int
+    policy_version: int
+    target: AccumulatorKey
+    rows: tuple[TrainRow, ...]
+    reward: float = 0.0
+    last: bool = True
+
+
+class Fold(Wire):
+    """Accumulator arithmetic at the closure of a group: apply `terms` in order, then release `free`."""
+
+    item: int
+    update: int
+    terms: tuple[FoldTerm, ...] = ()
+    free: tuple[AccumulatorKey, ...] = ()
+
+
+class TakeStep(Wire):
+    """The barrier: reduce over data-parallel ranks once, divide by `normaliser`, clip, step. Every rank takes part.
+    `skip` makes no step (an all-equal batch) but still clears the buffers and answers."""
+
+    item: int
+    update: int
+    normaliser: float
+    skip: bool = False
+
+
+class ServerAddress(Wire):
+    """A rollout server. `incarnation` grows when it is restarted, so a stale weight-update group is never reused."""
+
+    name: str
+    url: str
+    incarnation: int = 0
+
+
+class Publish(Wire):
+    """Send the current weights to `servers` as policy version `version`."""
+
+    item: int
+    version: int
+    servers: tuple[ServerAddress, ...]
+
+
+class SaveCheckpoint(Wire):
+    item: int
+    folder: str
+
+
+class Shutdown(Wire):
+    item: int
+
+
+Command = Differentiate | Fold | TakeStep | Publish | SaveCheckpoint | Shutdown
+
+
+class WorkStats(Wire):
+    """What one command did. Sums and maxima only, so that they add up over items, cells and ranks."""
+
+    tokens: int = 0  # computed, padding and context excluded
+    trained_tokens: int = 0
+    loss_sum: float = 0.0  # sum over rows of scale * sum_t weight * (-log pi)
+    logprob_diff_max: float = 0.0  # |log pi_learner - log pi_engine| over trained tokens
+    logprob_diff_sum: float = 0.0
+    flops: float = 0.0
+    replay_tokens: int = 0  # computed again for deferred context gradients
+    grad_norm: float = 0.0
+    stepped: bool = False
+    skip_reason: str = ""
+    learning_rate: float = 0.0
+    accumulator_bytes: int = 0
+    payload_bytes: int = 0
+    extra: dict[str, float] = {}
+
+
+class Done(Wire):
+    """`started_s`/`ended_s` bound the work on the cell's own clock."""
+
+    item: int
+    cell: int
+    started_s: float
+    ended_s: float
+    stats: WorkStats
+
+
+class Failed(Wire):
+    item: int
+    cell: int
+    error: str
+
+
+class Hello(Wire):
+    """First message of a cell's leader; `token` proves that it belongs to this run."""
+
+    cell: int
+    ranks: int
+    token: str
+    host: str
+    local_parameters: int = 0
+
+
+Reply = Done | Failed | Hello
