@@ -1,6 +1,12 @@
 """Spans and marks: who did what, when. Rooms call `span`/`mark`; a run installs one recorder (default: none).
 
-Events are appended as JSON lines to `events.jsonl` and drawn by `metrics/timeline.py`.
+Events are appended as JSON lines to `events.jsonl` and drawn by `metrics/timeline.py`. A lane is a row of that picture:
+
+    rollout/<n>     one trajectory in flight; names: trajectory, turn, tool, verifier, score
+    learner/<cell>  one learner cell; names: differentiate, fold, step, publish, save
+    update          the phases of update `update=k`: rollout (first request to last reward), tail (to the last backward),
+                    suffix (to the last server's acknowledgement)
+    run             marks: start, evaluate, restart ...
 """
 
 from __future__ import annotations
@@ -13,14 +19,30 @@ from pathlib import Path
 from typing import TextIO
 
 
+UPDATE_LANE = "update"
+RUN_LANE = "run"
+ROLLOUT_LANES = "rollout/"
+LEARNER_LANES = "learner/"
+
+
+def rollout_lane(trajectory: int) -> str:
+    """The lane of the trajectory's number within its update (group * group size + index)."""
+    return f"{ROLLOUT_LANES}{trajectory}"
+
+
+def learner_lane(cell: int) -> str:
+    return f"{LEARNER_LANES}{cell}"
+
+
 class Recorder:
-    """Writes one JSON object a line: {"lane", "name", "start_s", "end_s", ...attributes}; seconds of `time.monotonic`."""
+    """Appends a JSON object a line: {"lane", "name", "start_s", "end_s", ...attributes}, seconds of `time.monotonic`."""
 
     def __init__(self, path: Path) -> None:
         self._file: TextIO = path.open("a", buffering=1)
 
     def write(self, lane: str, name: str, start_s: float, end_s: float, **attributes: object) -> None:
-        self._file.write(json.dumps({"lane": lane, "name": name, "start_s": start_s, "end_s": end_s, **attributes}) + "\n")
+        event = {"lane": lane, "name": name, "start_s": start_s, "end_s": end_s, **attributes}
+        self._file.write(json.dumps(event) + "\n")
 
     def close(self) -> None:
         self._file.close()
