@@ -4,7 +4,7 @@ Events are appended as JSON lines to `events.jsonl` and drawn by `metrics/timeli
 
     rollout/<n>     one trajectory in flight; names: trajectory, turn, tool, verifier, score
     learner/<cell>  one learner cell; names: differentiate, fold, step, publish, save
-    update          the phases of update `update=k`: rollout (first request to last reward), tail (to the last backward),
+    update          the phases of update `update=k`: rollout (first request to last reward), tail (to last backward),
                     suffix (to the last server's acknowledgement)
     run             marks: start, evaluate, restart ...
 """
@@ -35,7 +35,7 @@ def learner_lane(cell: int) -> str:
 
 
 class Recorder:
-    """Appends a JSON object a line: {"lane", "name", "start_s", "end_s", ...attributes}, seconds of `time.monotonic`."""
+    """Appends a JSON object a line: {"lane", "name", "start_s", "end_s", ...attributes}, `time.monotonic` seconds."""
 
     def __init__(self, path: Path) -> None:
         self._file: TextIO = path.open("a", buffering=1)
