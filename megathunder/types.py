@@ -306,6 +306,7 @@ class WorkStats(Wire):
     learning_rate: float = 0.0
     accumulator_bytes: int = 0
     payload_bytes: int = 0
+    failed_servers: tuple[str, ...] = ()  # names of the servers that did not acknowledge a publication
     extra: dict[str, float] = {}
 
 

@@ -1,0 +1,166 @@
+"""The coordinator's end of the wire: which cells are free, one command a cell at a time, barriers over all cells.
+
+    cell:  unknown -> (Hello) free -> (submit) busy -> (Done) free
+                                      (Failed, silence past the limit) -> the run ends with the cell's own words
+
+Streaming work is submitted to a free cell and its `Done` arrives in the inbox that the loop reads; control commands
+(`everywhere`, `on_first_cell`) wait until the cells they need are free, keep streaming off them meanwhile, and return
+the answers. Called by `loop.py` and `coordinator.py`. No torch here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from megathunder.errors import InfrastructureFailure
+from megathunder.learner.wire import decode_reply, encode
+from megathunder.types import Command, Done, Failed, Hello
+
+log = logging.getLogger(__name__)
+
+
+class LearnerClient:
+    """Speaks with `cells` learner cells. `inbox` receives the Done of streaming work."""
+
+    def __init__(self, cells: int, token: str, inbox: asyncio.Queue | None = None, host: str = "127.0.0.1") -> None:
+        self.hellos: dict[int, Hello] = {}
+        self._cells, self._token = cells, token
+        self._inbox: asyncio.Queue = inbox or asyncio.Queue()
+        self._socket = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 2000)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        port = self._socket.bind_to_random_port(f"tcp://{host}")
+        self.address = f"tcp://{host}:{port}"
+        self._peers: dict[int, bytes] = {}
+        self._busy: set[int] = set()
+        self._reserved: set[int] = set()
+        self._waiting: dict[tuple[int, int], asyncio.Future[Done]] = {}
+        self._changed = asyncio.Event()
+        self._control = asyncio.Lock()
+        self._items = itertools.count(1 << 40)  # control items never collide with the scheduler's
+        self._receiver: asyncio.Task[None] | None = None
+        self._error: InfrastructureFailure | None = None
+
+    async def connect(self, timeout_s: float) -> None:
+        """Wait for the Hello of every cell; InfrastructureFailure naming those that are missing."""
+        self._receiver = asyncio.create_task(self._receive())
+        try:
+            await asyncio.wait_for(self._until(lambda: len(self._peers) == self._cells), timeout_s)
+        except TimeoutError:
+            missing = sorted(set(range(self._cells)) - set(self._peers))
+            raise InfrastructureFailure(f"learner cells {missing} did not report within {timeout_s:.0f} s") from None
+
+    @property
+    def free_cells(self) -> tuple[int, ...]:
+        """Cells that may take streaming work now."""
+        return tuple(c for c in range(self._cells) if c not in self._busy and c not in self._reserved)
+
+    async def submit(self, cell: int, command: Command) -> None:
+        """Give a free cell one streaming command."""
+        if cell in self._busy:
+            raise RuntimeError(f"cell {cell} is busy; commands are given one at a time")
+        await self._send(cell, command)
+
+    async def everywhere(self, make: Callable[[int], Command], timeout_s: float) -> list[Done]:
+        """A command to every cell, once all are free; the answers in cell order."""
+        return await self._run_control(tuple(range(self._cells)), make, timeout_s)
+
+    async def on_first_cell(self, make: Callable[[int], Command], timeout_s: float) -> Done:
+        """A command to the cell that holds rank 0, once it is free."""
+        return (await self._run_control((0,), make, timeout_s))[0]
+
+    def direct_to(self, inbox: asyncio.Queue) -> None:
+        """Answers of streaming work go to `inbox` from now on (one update at a time is learnt from)."""
+        self._inbox = inbox
+
+    def check(self) -> None:
+        """Raise the error that ended a cell, if one did."""
+        if self._error is not None:
+            raise self._error
+
+    async def close(self) -> None:
+        if self._receiver:
+            self._receiver.cancel()
+        self._socket.close()
+
+    async def _run_control(self, cells: tuple[int, ...], make: Callable[[int], Command], limit_s: float) -> list[Done]:
+        async with self._control:
+            self._reserved.update(cells)
+            try:
+                return await asyncio.wait_for(self._exchange(cells, make), limit_s)
+            except TimeoutError:
+                self.check()
+                raise InfrastructureFailure(
+                    f"learner cells {cells} did not answer {type(make(0)).__name__} within {limit_s:.0f} s"
+                ) from None
+            finally:
+                self._reserved.difference_update(cells)
+                self._wake()
+
+    async def _exchange(self, cells: tuple[int, ...], make: Callable[[int], Command]) -> list[Done]:
+        await self._until(lambda: not self._busy.intersection(cells))
+        command = make(next(self._items))
+        answers = []
+        for cell in cells:
+            future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+            self._waiting[cell, command.item] = future
+            answers.append(future)
+            await self._send(cell, command)
+        return list(await asyncio.gather(*answers))
+
+    async def _send(self, cell: int, command: Command) -> None:
+        self.check()
+        self._busy.add(cell)
+        await self._socket.send_multipart([self._peers[cell], encode(command)])
+
+    async def _receive(self) -> None:
+        while True:
+            peer, data = await self._socket.recv_multipart()
+            try:
+                reply = decode_reply(data)
+            except msgspec.DecodeError as error:
+                log.warning("ignored %d bytes on the learner socket that are no reply: %s", len(data), error)
+                continue
+            if isinstance(reply, Hello):
+                self._greet(peer, reply)
+            elif self._peers.get(reply.cell) == peer:
+                self._take(reply)
+            self._wake()
+
+    def _greet(self, peer: bytes, hello: Hello) -> None:
+        if hello.token == self._token and hello.cell not in self._peers:
+            self._peers[hello.cell], self.hellos[hello.cell] = peer, hello
+
+    def _take(self, reply: Done | Failed) -> None:
+        if isinstance(reply, Failed):
+            self._fail(InfrastructureFailure(f"learner cell {reply.cell}: {reply.error}"))
+            return
+        self._busy.discard(reply.cell)
+        future = self._waiting.pop((reply.cell, reply.item), None)
+        if future is None:
+            self._inbox.put_nowait(reply)
+        elif not future.done():
+            future.set_result(reply)
+
+    def _fail(self, error: InfrastructureFailure) -> None:
+        self._error = self._error or error
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(error)
+        self._inbox.put_nowait(error)
+
+    def _wake(self) -> None:
+        self._changed.set()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self.check()
+            self._changed.clear()
+            await self._changed.wait()

@@ -1,0 +1,42 @@
+"""The loop of a learner rank: receive a command, carry it out, answer.
+
+    Differentiate, Fold            the cell alone
+    TakeStep, SaveCheckpoint       every rank of the job, at the same time
+    Publish                        the cell that holds rank 0
+    Shutdown                       every rank; the loop ends
+
+A command that fails is answered with `Failed` and ends the rank: a learner whose gradient buffers are in doubt must
+not step. Called by `launch.run_rank`.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from megathunder.learner.link import CellLink, now_s
+from megathunder.types import Command, Done, Failed, Shutdown, WorkStats
+
+Handler = Callable[[Any], WorkStats]
+
+
+def serve(link: CellLink, cell: int, handlers: Mapping[type, Handler]) -> None:
+    """Carry out commands until Shutdown. Raises whatever a handler raised, after answering `Failed`."""
+    while True:
+        command = link.receive()
+        if isinstance(command, Shutdown):
+            link.send(Done(item=command.item, cell=cell, started_s=now_s(), ended_s=now_s(), stats=WorkStats()))
+            return
+        link.send(_answer(command, cell, handlers, link))
+
+
+def _answer(command: Command, cell: int, handlers: Mapping[type, Handler], link: CellLink) -> Done:
+    started_s = now_s()
+    try:
+        stats = handlers[type(command)](command)
+    except Exception as error:
+        reason = "".join(traceback.format_exception(error))
+        link.send(Failed(item=command.item, cell=cell, error=f"{type(command).__name__} failed: {error}\n{reason}"))
+        raise
+    return Done(item=command.item, cell=cell, started_s=started_s, ended_s=now_s(), stats=stats)

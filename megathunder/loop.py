@@ -1,0 +1,60 @@
+"""The training loop: one for every schedule.
+
+    rollouts --events--> scheduler --commands--> cells --Done--> scheduler         (`stream`)
+    every contribution APPLIED or DROPPED -> TakeStep -> Publish -> next update    (the barrier)
+
+Backpressure, what each side waits for and who unblocks it:
+    a trajectory    a place in the collector           a trajectory that ends
+    a cell          a runnable contribution            an event (turn, reward, score), or a free accumulator
+    the step        `scheduler.finished`               the last Done
+    next rollouts   every live server's acknowledgement of the new version
+
+A schedule that samples one update ahead starts the next rollouts before it learns from these; publication then waits
+for them to end, so that no trajectory ever holds tokens of two versions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from megathunder.coordinator import Coordinator, Rollouts
+from megathunder.errors import InfrastructureFailure
+from megathunder.schedule.scheduler import UpdateScheduler
+from megathunder.types import Done
+
+
+async def train(run: Coordinator) -> None:
+    """Take every remaining update of the run."""
+    ahead: Rollouts | None = None
+    for update in run.remaining_updates():
+        rollouts = ahead or run.start_rollouts(update)
+        ahead = run.start_rollouts(update + 1) if run.samples_ahead(update) else None
+        scheduler = run.schedule(rollouts)
+        await stream(run, scheduler, rollouts)
+        await run.take_step(scheduler, rollouts)
+        if ahead:
+            await ahead.ended()
+        await run.publish()
+        await run.close_update(scheduler, rollouts)
+
+
+async def stream(run: Coordinator, scheduler: UpdateScheduler, rollouts: Rollouts) -> None:
+    """Feed events to the scheduler and its commands to free cells until nothing of the update is left to do."""
+    run.learner.direct_to(rollouts.inbox)
+    while not scheduler.finished:
+        for cell in run.learner.free_cells:
+            command = scheduler.next_work(cell, time.monotonic())
+            if command is not None:
+                await run.learner.submit(cell, command)
+        for message in await rollouts.messages(run.config.streaming.stall_timeout_s):
+            if isinstance(message, InfrastructureFailure):
+                raise message
+            if isinstance(message, Done):
+                run.note_work(message, rollouts)
+                scheduler.on_done(message, time.monotonic())
+            else:
+                rollouts.note(message)
+                scheduler.on_event(message, time.monotonic())
+        run.show(scheduler, rollouts)
+    await asyncio.shield(rollouts.ended())

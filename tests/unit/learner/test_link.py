@@ -1,0 +1,97 @@
+"""The wire between coordinator and cells: one command a cell at a time, barriers over all, failures reach the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+import zmq
+
+from megathunder.errors import InfrastructureFailure
+from megathunder.learner.link import CellLink, Endpoint, LeaderLink
+from megathunder.learner.remote import LearnerClient
+from megathunder.learner.worker import serve
+from megathunder.types import Differentiate, Fold, Hello, Shutdown, TakeStep, WorkStats, BATCH
+
+
+def start_cell(client: LearnerClient, cell: int, token: str, log: list, fail: bool = False) -> threading.Thread:
+    """A cell whose commands only write down what was asked."""
+
+    def note(command: object) -> WorkStats:
+        log.append((cell, type(command).__name__))
+        if fail:
+            raise ValueError("broken on purpose")
+        return WorkStats(tokens=1)
+
+    def run() -> None:
+        hello = Hello(cell=cell, ranks=1, token=token, host="h")
+        link = CellLink(LeaderLink(Endpoint(address=client.address, token=token), hello, lambda: True), None, 0)
+        try:
+            serve(link, cell, {Differentiate: note, Fold: note, TakeStep: note})
+        except ValueError:
+            pass
+        link.close()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def work(item: int) -> Differentiate:
+    return Differentiate(item=item, update=0, policy_version=0, target=BATCH, rows=())
+
+
+def test_streaming_answers_reach_the_inbox_and_a_barrier_waits_for_every_cell() -> None:
+    async def scenario() -> list:
+        inbox: asyncio.Queue = asyncio.Queue()
+        client = LearnerClient(2, "t", inbox)
+        log: list = []
+        threads = [start_cell(client, c, "t", log) for c in range(2)]
+        await client.connect(10)
+        assert client.free_cells == (0, 1)
+        await client.submit(0, work(7))
+        assert client.free_cells == (1,)
+        answers = await client.everywhere(lambda i: TakeStep(item=i, update=0, normaliser=1.0), 10)
+        done = inbox.get_nowait()
+        await client.everywhere(lambda i: Shutdown(item=i), 10)
+        await client.close()
+        for thread in threads:
+            thread.join(5)
+        assert (done.item, done.cell) == (7, 0)
+        assert [a.cell for a in answers] == [0, 1]
+        return log
+
+    log = asyncio.run(scenario())
+    assert log.index((0, "Differentiate")) < log.index((0, "TakeStep"))
+    assert (1, "TakeStep") in log
+
+
+def test_a_failing_command_ends_the_barrier_with_the_cells_own_words() -> None:
+    async def scenario() -> None:
+        inbox: asyncio.Queue = asyncio.Queue()
+        client = LearnerClient(1, "t", inbox)
+        start_cell(client, 0, "t", [], fail=True)
+        await client.connect(10)
+        with pytest.raises(InfrastructureFailure, match="broken on purpose"):
+            await client.everywhere(lambda i: TakeStep(item=i, update=0, normaliser=1.0), 10)
+        assert isinstance(inbox.get_nowait(), InfrastructureFailure)
+        await client.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_cell_of_another_run_and_bytes_that_are_no_reply_are_ignored() -> None:
+    async def scenario() -> None:
+        client = LearnerClient(1, "right", asyncio.Queue())
+        start_cell(client, 0, "wrong", [])
+        stranger = zmq.Context.instance().socket(zmq.DEALER)
+        stranger.setsockopt(zmq.LINGER, 0)
+        stranger.connect(client.address)
+        stranger.send(b"\x00nonsense")
+        with pytest.raises(InfrastructureFailure, match=r"cells \[0\] did not report within 1 s"):
+            await client.connect(1)
+        stranger.close()
+        await client.close()
+
+    asyncio.run(scenario())
