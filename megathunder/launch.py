@@ -36,7 +36,9 @@ class Ranks:
     @classmethod
     def from_environment(cls) -> Ranks:
         get = os.environ.get
-        return cls(rank=int(get("RANK", "0")), world=int(get("WORLD_SIZE", "1")), local_rank=int(get("LOCAL_RANK", "0")))
+        return cls(
+            rank=int(get("RANK", "0")), world=int(get("WORLD_SIZE", "1")), local_rank=int(get("LOCAL_RANK", "0"))
+        )
 
 
 class CoordinatorProcess:
@@ -74,7 +76,11 @@ class CoordinatorProcess:
 
 def run_rank(config: Config, folder: Path) -> int:
     """One learner rank from start to end; returns the exit status."""
-    from megathunder.learner.link import CellLink, Endpoint, LeaderLink  # torch is imported after the checks have passed
+    from megathunder.learner.link import (
+        CellLink,
+        Endpoint,
+        LeaderLink,
+    )  # torch is imported after the checks have passed
     from megathunder.learner.parallel import initialise
     from megathunder.learner.worker import serve
 

@@ -28,7 +28,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
 )
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 SHARED = {"types", "errors", "tracing", "config"}
-COMPOSERS = {"loop", "launch"}
+COMPOSERS = {"loop", "launch", "coordinator"}
 TORCH_FREE = {"schedule", "simulator", "objectives", "config", "types", "errors", "tracing"}
 TORCH_ALLOWED_FILES = {"megathunder/objectives/reference.py"}
 MEGATRON_ROOMS = {"learner", "publish"}

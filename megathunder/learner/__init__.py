@@ -1,1 +1,1 @@
-"""The learner room: Megatron-Core, gradients as they become possible, one exact step. The only room that imports Megatron."""
+"""The learner room: Megatron-Core, gradients as they become possible, one exact step."""

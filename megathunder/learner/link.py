@@ -78,7 +78,9 @@ class CellLink:
     def _broadcast(self, data: bytes) -> bytes:
         size = torch.tensor([len(data)], dtype=torch.int64)
         dist.broadcast(size, self._leader_rank, group=self._group)
-        payload = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(int(size), dtype=torch.uint8)
+        payload = (
+            torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(int(size), dtype=torch.uint8)
+        )
         dist.broadcast(payload, self._leader_rank, group=self._group)
         return payload.numpy().tobytes()
 

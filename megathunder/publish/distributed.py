@@ -46,7 +46,9 @@ class DistributedTransport:
         self._groups: dict[ServerAddress, tuple[str, dist.ProcessGroup, dist.TCPStore]] = {}
         self._serial = itertools.count()
 
-    def send(self, version: int, servers: tuple[ServerAddress, ...], weights: Iterable[tuple[str, torch.Tensor]]) -> Sent:
+    def send(
+        self, version: int, servers: tuple[ServerAddress, ...], weights: Iterable[tuple[str, torch.Tensor]]
+    ) -> Sent:
         """Publish `weights` (engine names, full tensors) as `version`; returns when every server answered or failed."""
         return asyncio.run(self._send(version, servers, weights))
 
