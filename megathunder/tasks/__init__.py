@@ -1,0 +1,26 @@
+"""Tasks: what an agent is asked to do, in which order, in which chat format, and what decides the reward.
+
+Called by sandbox/ (grading), rollout/ (agent loop), evaluation/ and loop.py. Refuses batches larger than an unwrapped
+source, unknown kinds, and tokenizers without a chat template.
+"""
+
+from megathunder.tasks.chat import Action, ChatFormat, RunCommand, SubmitAnswer, observation_text, parse_action
+from megathunder.tasks.source import SourceState, TaskSource, build_source
+from megathunder.tasks.task import ExactAnswer, Grading, ProgramCheck, Task, TaskFile
+
+__all__ = [
+    "Action",
+    "ChatFormat",
+    "ExactAnswer",
+    "Grading",
+    "ProgramCheck",
+    "RunCommand",
+    "SourceState",
+    "SubmitAnswer",
+    "Task",
+    "TaskFile",
+    "TaskSource",
+    "build_source",
+    "observation_text",
+    "parse_action",
+]

@@ -1,0 +1,121 @@
+"""How a task and a tool's output become tokens of the policy, and how the policy's text becomes an action.
+
+    context = prompt_ids(prompt) + action + observation_ids(output) + action + observation_ids(output) + ...
+
+The wrapper of an observation is read off the tokenizer's own chat template once: the text that the template puts
+between the end-of-turn token of one assistant message and the first token of the next, around one tool message. Ids
+that were sampled are never re-tokenised; only prompts and observations pass through the tokenizer. Tool output that
+spells a special token is broken with a blank, so that no program can speak as the user or the assistant.
+Called by rollout/ (agent loop), evaluation/ and tasks.training. Refuses tokenizers without a usable chat template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from megathunder.errors import ConfigError
+
+SUBMIT = "submit"
+EMPTY_OUTPUT = "-"
+SHELL_NAME = "bash: line 1: "  # how bash -c begins its complaints
+USER, ACTION, OUTPUT = "USER-TEXT", "ACTION-TEXT", "OUTPUT-TEXT"  # stand-ins while a template is read
+
+
+class ChatTokenizer(Protocol):
+    """What is used of a Hugging Face tokenizer."""
+
+    eos_token: str
+    eos_token_id: int
+
+    def encode(self, text: str, add_special_tokens: bool = ...) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = ...) -> str: ...
+
+    def apply_chat_template(self, conversation: list[dict[str, str]], **options: object) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCommand:
+    """The policy asks for a shell command."""
+
+    command: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitAnswer:
+    """The policy ends the episode with an answer (possibly empty)."""
+
+    answer: str
+
+
+Action = RunCommand | SubmitAnswer
+
+
+def parse_action(text: str) -> Action:
+    """`submit X` ends the episode with X; everything else is a command."""
+    stripped = text.strip()
+    word, _, rest = stripped.partition(" ")
+    return SubmitAnswer(answer=rest.strip()) if word == SUBMIT else RunCommand(command=stripped)
+
+
+def observation_text(output: str, characters: int) -> str:
+    """What the policy sees of a command's output: at most `characters` of its head, `-` for nothing."""
+    shown = output.replace(SHELL_NAME, "").strip("\n")[:characters].rstrip("\n")
+    return shown or EMPTY_OUTPUT
+
+
+class ChatFormat:
+    """Prompt, observation and action of one tokenizer. `end_token_id` ends every sampled turn."""
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.end_token_id: int = tokenizer.eos_token_id
+        specials = set(getattr(tokenizer, "all_special_tokens", ())) | {tokenizer.eos_token}
+        self._specials = sorted((s for s in specials if len(s) > 1), key=len, reverse=True)
+        self._before, self._after = self._observation_wrapper()
+
+    def prompt_ids(self, prompt: str) -> list[int]:
+        """The tokens of a user message and the opening of the first assistant turn."""
+        messages = [{"role": "user", "content": self._harmless(prompt)}]
+        return self._encode(self._render(messages, add_generation_prompt=True))
+
+    def observation_ids(self, output: str) -> list[int]:
+        """The tokens after a sampled turn: the tool message (already cut) and the opening of the next turn."""
+        return self._encode(self._before + self._harmless(output) + self._after)
+
+    def action_text(self, token_ids: Sequence[int]) -> str:
+        """The text of a sampled turn without its end token."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _harmless(self, text: str) -> str:
+        for special in self._specials:
+            text = text.replace(special, special[:1] + " " + special[1:])
+        return text
+
+    def _render(self, messages: list[dict[str, str]], **options: bool) -> str:
+        return self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
+
+    def _observation_wrapper(self) -> tuple[str, str]:
+        if not getattr(self._tokenizer, "chat_template", None):
+            raise ConfigError(
+                "the tokenizer has no chat template",
+                expected="a template that knows user, assistant and tool messages",
+                remedy="use an instruction-tuned model, or put chat_template.jinja beside tokenizer.json",
+            )
+        start = [{"role": "user", "content": USER}, {"role": "assistant", "content": ACTION}]
+        whole = self._render([*start, {"role": "tool", "content": OUTPUT}], add_generation_prompt=True)
+        _, _, rest = whole.partition(ACTION)
+        _, end, rest = rest.partition(self._tokenizer.eos_token)
+        before, output, after = rest.partition(OUTPUT)
+        if not (end and output):
+            raise ConfigError(
+                f"the chat template renders a tool message as {whole!r}",
+                expected=f"the assistant's text, {self._tokenizer.eos_token}, then the tool's text",
+                remedy="set eos_token to the token that ends an assistant turn, or mend the template",
+            )
+        return before, after

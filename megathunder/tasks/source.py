@@ -1,0 +1,131 @@
+"""A stream of tasks: distinct training tasks in a seeded order that wraps, and held-out tasks disjoint from them.
+
+    split(task) = "heldout" if blake2b(content_key) mod 8 == 0 else "train"
+
+The split depends on content alone, so it holds between any two seeds. Epoch e visits all tasks in the permutation
+drawn from (seed, e). Called by loop.py and evaluation/. Refuses a batch that an unwrapped source cannot fill.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from itertools import count, islice
+from typing import Literal, Protocol
+
+from megathunder.config.tasks import TasksConfig
+from megathunder.errors import ConfigError
+from megathunder.tasks.shell import KINDS, shell_task
+from megathunder.tasks.task import Task
+from megathunder.types import Wire
+
+HELDOUT_SEED = 2**31
+SEARCH_FACTOR = 50  # candidates tried per task wanted, before the space of contents counts as exhausted
+
+
+class SourceState(Wire):
+    """Where a source stands: `cursor` tasks of epoch `epoch` have been taken."""
+
+    epoch: int = 0
+    cursor: int = 0
+
+
+class TaskSource(Protocol):
+    """What loop.py needs of a stream of tasks."""
+
+    def take(self, n: int) -> list[Task]:
+        """The next n tasks; raises ConfigError if fewer are left and the source does not wrap."""
+
+    def state(self) -> SourceState: ...
+
+    def restore(self, state: SourceState) -> None: ...
+
+    def heldout(self, n: int) -> list[Task]:
+        """The first n held-out tasks: the same ones for every seed and at any time."""
+
+
+def split(task: Task) -> Literal["train", "heldout"]:
+    """The side of the split a task belongs to, by content alone."""
+    digest = blake2b(task.content_key.encode(), digest_size=8).digest()
+    return "heldout" if digest[0] % 8 == 0 else "train"
+
+
+def distinct(candidates: Iterator[Task], side: Literal["train", "heldout"], n: int) -> list[Task]:
+    """The first n candidates of one side of the split with pairwise different contents."""
+    found: dict[str, Task] = {}
+    for task in islice(candidates, SEARCH_FACTOR * n + 1000):
+        if len(found) == n:
+            break
+        if split(task) == side:
+            found.setdefault(task.content_key, task)
+    if len(found) < n:
+        raise ConfigError(
+            f"the chosen kinds give only {len(found)} distinct {side} tasks, and {n} were asked for",
+            expected="no more tasks than there are different contents",
+            remedy="lower tasks.size or tasks.heldout, or allow more tasks.kinds",
+        )
+    return list(found.values())
+
+
+class GeneratedSource:
+    """A TaskSource over tasks generated from numbers: candidate(seed, index, prefix of the id)."""
+
+    def __init__(self, config: TasksConfig, candidate: Callable[[int, int, str], Task]) -> None:
+        self._config, self._candidate = config, candidate
+        self._tasks = distinct((candidate(config.seed, i, "train") for i in count()), "train", config.size)
+        self._at = SourceState()
+        self._order = self._permutation(0)
+
+    def take(self, n: int) -> list[Task]:
+        left, size = len(self._tasks) - self._at.cursor, len(self._tasks)
+        if n > left and not self._config.wrap:
+            raise ConfigError(
+                f"a batch of {n} tasks was asked for, and {left} of {size} tasks are left",
+                expected="a batch no larger than the tasks that are left",
+                remedy="set tasks.wrap = true, raise tasks.size, or ask for fewer groups",
+            )
+        taken: list[Task] = []
+        while len(taken) < n:
+            if self._at.cursor == size:
+                self.restore(SourceState(epoch=self._at.epoch + 1))
+            part = self._order[self._at.cursor : self._at.cursor + n - len(taken)]
+            taken += [self._tasks[i] for i in part]
+            self._at = SourceState(epoch=self._at.epoch, cursor=self._at.cursor + len(part))
+        return taken
+
+    def state(self) -> SourceState:
+        return self._at
+
+    def restore(self, state: SourceState) -> None:
+        self._at, self._order = state, self._permutation(state.epoch)
+
+    def heldout(self, n: int) -> list[Task]:
+        return distinct((self._candidate(HELDOUT_SEED, i, "heldout") for i in count()), "heldout", n)
+
+    def _permutation(self, epoch: int) -> list[int]:
+        order = list(range(len(self._tasks)))
+        random.Random(f"{self._config.seed}/{epoch}").shuffle(order)
+        return order
+
+
+def build_source(config: TasksConfig) -> TaskSource:
+    """The source that `config` names; raises ConfigError for unknown kinds and impossible sizes."""
+    unknown = [kind for kind in config.kinds if kind not in KINDS]
+    if unknown:
+        raise ConfigError(
+            f"tasks.kinds names {', '.join(unknown)}", expected=f"some of {', '.join(KINDS)}", remedy="correct the names"
+        )
+    if config.size < 1 or config.max_turns < 2:
+        raise ConfigError(
+            f"tasks.size is {config.size} and tasks.max_turns {config.max_turns}",
+            expected="at least one task, and two turns (a command and the answer)",
+            remedy="raise the setting",
+        )
+    kinds = config.kinds or KINDS
+
+    def candidate(seed: int, index: int, prefix: str) -> Task:
+        rng = random.Random(f"{seed}:{index}")
+        return shell_task(rng, f"{prefix}-{seed}-{index}", kinds, config.latency_scale, config.max_turns)
+
+    return GeneratedSource(config, candidate)
