@@ -24,6 +24,12 @@ class LearnerConfig:
     context_parallel: int = 1
     sequence_parallel: bool = False
     """Parallel layout; data parallelism is what remains of the ranks."""
+    virtual_pipeline: int = 1
+    """Model chunks a pipeline stage holds (interleaved schedule)."""
+    expert_tensor_parallel: int = 0
+    """Tensor parallelism of expert layers; 0: as `tensor_parallel`."""
+    collective_timeout_s: float = 600.0
+    """A collective that waits longer ends the job."""
     distributed_optimizer: bool = False
     """Shard optimizer state over data-parallel ranks."""
     recompute: Literal["none", "full", "selective"] = "none"

@@ -1,0 +1,240 @@
+"""Builds the policy: a Hugging Face folder becomes this rank's part of a Megatron-Core GPTModel, weights included.
+
+    config.json -> Family -> TransformerConfig -> layer spec (PackedAttention, RmsNorm) -> GPTModel(s) -> import
+
+A rank holds one GPTModel per virtual pipeline stage (one without). The model is called on packed rows: tokens [1, T],
+positions [1, T], an AttentionContext as `packed_seq_params`; the last stage returns logits [1, T, V / tensor].
+Called by the learner, the converter and the parity tool. Refuses models that the layout cannot split.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from megathunder.config.learner import LearnerConfig
+from megathunder.errors import ConfigError
+from megathunder.learner.attention import PackedAttention, PackedRotary
+from megathunder.learner.families import family_of, read_config
+from megathunder.learner.families.rotary import inverse_frequencies
+from megathunder.learner.families.rules import Family
+from megathunder.learner.norm import RmsNorm
+from megathunder.learner.options import megatron_options
+from megathunder.learner.parallel import Layout
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelBundle:
+    """This rank's part of the policy and everything that describes it."""
+
+    stages: list[GPTModel]
+    transformer_config: TransformerConfig
+    family: Family
+    hf: dict[str, Any] = field(repr=False)  # config.json
+    folder: Path
+    layout: Layout
+    vocab_size: int
+    padded_vocab_size: int  # a multiple of the tensor-parallel size; logits of the padding are -inf
+
+    @property
+    def tied(self) -> bool:
+        """Whether the output layer is the transposed embedding."""
+        return bool(self.hf.get("tie_word_embeddings", False))
+
+    @property
+    def local_parameters(self) -> int:
+        """Parameters held by this rank."""
+        return sum(p.numel() for stage in self.stages for p in stage.parameters())
+
+
+def build_model(
+    config: LearnerConfig, layout: Layout, *, folder: str | Path | None = None, load: bool = True
+) -> ModelBundle:
+    """Build this rank's stages from `folder` (default `config.model`) and, with `load`, read their weights.
+
+    Raises ConfigError for an unknown architecture, a folder without weights or a model the layout cannot split.
+    """
+    folder = Path(folder or config.model)
+    hf = read_config(folder)
+    family = family_of(hf)
+    transformer_config = transformer_config_of(hf, family, config)
+    _check_divides(transformer_config, layout)
+    vocab = hf["vocab_size"]
+    padded = -(-vocab // layout.tensor) * layout.tensor
+    frequencies = inverse_frequencies(hf)
+    stages = [
+        _build_stage(transformer_config, hf, layout, padded, frequencies, chunk)
+        for chunk in range(layout.virtual_pipeline)
+    ]
+    bundle = ModelBundle(
+        stages=stages,
+        transformer_config=transformer_config,
+        family=family,
+        hf=hf,
+        folder=folder,
+        layout=layout,
+        vocab_size=vocab,
+        padded_vocab_size=padded,
+    )
+    _hide_padding(bundle)
+    if load:
+        from megathunder.learner.weights import import_weights
+
+        import_weights(bundle, folder)
+    return bundle
+
+
+def transformer_config_of(hf: dict[str, Any], family: Family, config: LearnerConfig) -> TransformerConfig:
+    """TransformerConfig of a model under `config`; `[learner.megatron]` has the last word."""
+    dtype = DTYPES[config.dtype]
+    _check_precision(config)
+    fields: dict[str, Any] = {
+        "normalization": "RMSNorm",
+        "add_bias_linear": False,
+        "gated_linear_unit": True,
+        "activation_func": F.silu,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype is torch.bfloat16,
+        "use_cpu_initialization": True,
+        "tensor_model_parallel_size": config.tensor_parallel,
+        "pipeline_model_parallel_size": config.pipeline_parallel,
+        "context_parallel_size": config.context_parallel,
+        "sequence_parallel": config.sequence_parallel,
+        "expert_model_parallel_size": config.expert_parallel,
+        "expert_tensor_parallel_size": config.expert_tensor_parallel or config.tensor_parallel,
+        "variable_seq_lengths": config.pipeline_parallel > 1,  # packed micro-batches differ in length
+    }
+    if config.virtual_pipeline > 1:
+        fields |= {
+            "virtual_pipeline_model_parallel_size": config.virtual_pipeline,
+            "overlap_p2p_comm": True,
+            "batch_p2p_comm": False,
+        }
+    settings = family.settings(hf)
+    if settings.get("num_moe_experts"):
+        fields |= {
+            "moe_token_dispatcher_type": "alltoall",
+            "moe_router_load_balancing_type": "none",
+            "moe_aux_loss_coeff": 0.0,
+            "moe_router_dtype": "fp64" if dtype is torch.float64 else "fp32",
+        }
+    if config.recompute == "full":
+        fields |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    elif config.recompute == "selective":
+        fields |= {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
+    return TransformerConfig(**(fields | settings | megatron_options(config.megatron).transformer))
+
+
+def layer_specs(config: TransformerConfig, chunk: int | None) -> TransformerBlockSubmodules:
+    """Megatron's own layers of this stage, with packed attention and a norm that allows sequence parallelism."""
+    spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=chunk)
+    for layer in spec.layer_specs:
+        parts = layer.submodules
+        parts.input_layernorm = parts.pre_mlp_layernorm = RmsNorm
+        parts.self_attention.submodules.core_attention = ModuleSpec(module=PackedAttention)
+        if config.qk_layernorm:
+            parts.self_attention.submodules.q_layernorm = parts.self_attention.submodules.k_layernorm = RmsNorm
+    spec.layer_norm = RmsNorm
+    return spec
+
+
+def _build_stage(
+    config: TransformerConfig,
+    hf: dict[str, Any],
+    layout: Layout,
+    padded_vocab: int,
+    frequencies: torch.Tensor,
+    chunk: int,
+) -> GPTModel:
+    virtual = layout.virtual_pipeline > 1
+    where = {"ignore_virtual": not virtual, "vp_stage": chunk if virtual else None}
+    stage = GPTModel(
+        config=config,
+        transformer_layer_spec=layer_specs(config, where["vp_stage"]),
+        vocab_size=padded_vocab,
+        max_sequence_length=hf.get("max_position_embeddings", 4096),
+        pre_process=parallel_state.is_pipeline_first_stage(**where),
+        post_process=parallel_state.is_pipeline_last_stage(**where),
+        parallel_output=True,
+        share_embeddings_and_output_weights=bool(hf.get("tie_word_embeddings", False)),
+        position_embedding_type="rope",
+        vp_stage=where["vp_stage"],
+    )
+    stage.rotary_pos_emb.inv_freq = frequencies
+    stage.rotary_pos_emb = PackedRotary(stage.rotary_pos_emb)
+    return stage.to(layout.device)
+
+
+def _hide_padding(bundle: ModelBundle) -> None:
+    """Logits of padding rows become -inf, so that every softmax over the sharded vocabulary is right unaided."""
+    shard = bundle.padded_vocab_size // bundle.layout.tensor
+    real = bundle.vocab_size - bundle.layout.tensor_rank * shard
+    if real >= shard:
+        return
+
+    def hide(module: torch.nn.Module, inputs: Any, output: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
+        logits, bias = output
+        hidden = torch.arange(shard, device=logits.device) >= real
+        return logits.masked_fill(hidden, float("-inf")), bias
+
+    for stage in bundle.stages:
+        if stage.post_process:
+            stage.output_layer.register_forward_hook(hide)
+
+
+def _check_divides(config: TransformerConfig, layout: Layout) -> None:
+    splits = [
+        ("attention heads", config.num_attention_heads, "tensor_parallel", layout.tensor),
+        ("key/value heads", config.num_query_groups, "tensor_parallel", layout.tensor),
+        ("MLP width", config.ffn_hidden_size, "tensor_parallel", layout.tensor),
+        ("layers", config.num_layers, "pipeline_parallel x virtual_pipeline", layout.pipeline * layout.virtual_pipeline),
+        ("experts", config.num_moe_experts or 0, "expert_parallel", layout.expert),
+    ]
+    uneven = config.num_layers_in_first_pipeline_stage or config.num_layers_in_last_pipeline_stage
+    for what, count, setting, size in splits:
+        if count % size and not (what == "layers" and uneven):
+            raise ConfigError(
+                f"{count} {what} over {setting} {size}",
+                expected=f"a size that divides {count}",
+                remedy=f"lower learner.{setting.split()[0]}",
+            )
+    if layout.expert > 1 and not config.num_moe_experts:
+        raise ConfigError(
+            f"learner.expert_parallel is {layout.expert} and the model has no experts",
+            expected="a mixture-of-experts model",
+            remedy="set learner.expert_parallel=1",
+        )
+    if config.num_moe_experts and layout.tensor > 1 and not config.sequence_parallel:
+        raise ConfigError(
+            f"a mixture of experts with tensor_parallel {layout.tensor} and no sequence parallelism",
+            expected="sequence_parallel = true: Megatron-Core trains experts under tensor parallelism only so",
+            remedy="set learner.sequence_parallel=true",
+        )
+
+
+def _check_precision(config: LearnerConfig) -> None:
+    if config.megatron.get("fp8", "none").lower() == "none":
+        return
+    try:
+        import transformer_engine  # noqa: F401
+    except ImportError as missing:
+        raise ConfigError(
+            f"learner.megatron.fp8 = {config.megatron['fp8']!r} without Transformer Engine",
+            expected="transformer_engine importable (FP8 runs in its layers, on a GPU)",
+            remedy="install the gpu extra on a GPU machine, or remove fp8 from [learner.megatron]",
+        ) from missing

@@ -1,0 +1,267 @@
+"""Process groups and the parallel layout: which rank holds what, and which ranks form a cell.
+
+    ranks = data_parallel x pipeline x context x tensor              (dense parameters)
+    ranks = expert_data_parallel x pipeline x expert x expert_tensor (expert parameters)
+
+A *cell* is the smallest set of ranks closed under "shares a collective in a forward pass": the tensor, pipeline and
+context group of a rank, and its expert group. A cell takes one work item at a time, cells never wait for each other
+before the barrier. Called once per learner process; refuses layouts that Megatron-Core would run wrongly or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy
+import torch
+import torch.distributed as dist
+
+from megathunder.config.learner import LearnerConfig
+from megathunder.errors import ConfigError
+from megathunder.learner import cpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where this rank stands. Sizes and ranks count from the groups of Megatron's parallel state."""
+
+    rank: int
+    world: int
+    device: torch.device
+    tensor: int
+    tensor_rank: int
+    pipeline: int
+    pipeline_rank: int
+    virtual_pipeline: int
+    context: int
+    context_rank: int
+    expert: int
+    expert_rank: int
+    expert_tensor: int
+    expert_tensor_rank: int
+    data: int
+    data_rank: int
+    cell: int
+    cells: int
+    cell_ranks: tuple[int, ...]
+    cell_group: dist.ProcessGroup  # gloo: carries commands and names, also where tensors travel by NCCL
+
+    @property
+    def cell_leader(self) -> int:
+        """Global rank of the cell's leader: its smallest."""
+        return self.cell_ranks[0]
+
+    @property
+    def leads_cell(self) -> bool:
+        return self.rank == self.cell_leader
+
+    @property
+    def cell_replicas(self) -> int:
+        """Data-parallel replicas inside this cell (more than one only where experts tie them together)."""
+        return len(self.cell_ranks) // (self.tensor * self.pipeline * self.context)
+
+    @property
+    def cell_replica(self) -> int:
+        """Which of `cell_replicas` this rank belongs to."""
+        return self.data_rank % self.cell_replicas
+
+    @property
+    def is_first_stage(self) -> bool:
+        return self.pipeline_rank == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.pipeline_rank == self.pipeline - 1
+
+
+def initialize(config: LearnerConfig, *, seed: int = 0) -> Layout:
+    """Join the job (torchrun's environment, or alone as one process), build Megatron's groups and seed this rank.
+
+    Raises ConfigError before any group is built if the layout cannot run on the ranks there are.
+    """
+    device = choose_device(config)
+    world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    check_layout(config, world)
+    if device.type == "cpu":
+        cpu.install()
+        _pin(config.cpu_cores)
+    else:
+        torch.cuda.set_device(device)
+    _join(device, rank, world, config.collective_timeout_s)
+    from megatron.core import parallel_state
+
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=config.tensor_parallel,
+            pipeline_model_parallel_size=config.pipeline_parallel,
+            virtual_pipeline_model_parallel_size=config.virtual_pipeline if config.virtual_pipeline > 1 else None,
+            context_parallel_size=config.context_parallel,
+            expert_model_parallel_size=config.expert_parallel,
+            expert_tensor_parallel_size=config.expert_tensor_parallel or None,
+            distributed_timeout_minutes=max(1, round(config.collective_timeout_s / 60)),
+            create_gloo_process_groups=True,
+        )
+    seed_rank(seed)
+    return _layout(config, device)
+
+
+def shutdown() -> None:
+    """Leave the job; a later `initialize` in the same process starts anew."""
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def seed_rank(seed: int) -> None:
+    """Seed every generator; ranks of one tensor-parallel group draw different numbers only inside Megatron's tracker."""
+    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    model_parallel_cuda_manual_seed(seed)
+
+
+def choose_device(config: LearnerConfig) -> torch.device:
+    """The device of this rank: `auto` takes CUDA where there is one."""
+    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if config.device in ("auto", "cuda"):
+        if torch.cuda.is_available():
+            return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        raise ConfigError(
+            "learner.device is cuda and torch sees no CUDA device",
+            expected="a CUDA build of torch on a machine with a GPU",
+            remedy="set learner.device=cpu, or install the gpu extra on a GPU machine",
+        )
+    raise ConfigError(
+        f"learner.device is {config.device!r}", expected="auto, cpu or cuda", remedy="name one of the three"
+    )
+
+
+def check_layout(config: LearnerConfig, world: int) -> None:
+    """Refuse what cannot run on `world` ranks, or would run and be wrong."""
+    tensor, pipeline, context = config.tensor_parallel, config.pipeline_parallel, config.context_parallel
+    expert_tensor = config.expert_tensor_parallel or tensor
+    _must_divide("tensor x pipeline x context parallel", tensor * pipeline * context, world)
+    _must_divide(
+        "expert x expert-tensor x pipeline parallel", config.expert_parallel * expert_tensor * pipeline, world
+    )
+    if config.sequence_parallel and tensor == 1:
+        raise ConfigError(
+            "learner.sequence_parallel is on with tensor_parallel 1",
+            expected="tensor_parallel of 2 or more: the sequence is split over the tensor-parallel ranks",
+            remedy="raise learner.tensor_parallel or turn sequence_parallel off",
+        )
+    if config.expert_parallel > 1 and tensor > 1 and not config.sequence_parallel:
+        raise ConfigError(
+            f"expert_parallel {config.expert_parallel} with tensor_parallel {tensor} and no sequence parallelism",
+            expected="sequence_parallel = true: Megatron-Core trains experts under tensor parallelism only so",
+            remedy="set learner.sequence_parallel=true",
+        )
+    if config.virtual_pipeline > 1:
+        _check_virtual_pipeline(config)
+
+
+def _must_divide(what: str, size: int, world: int) -> None:
+    if size < 1 or world % size:
+        raise ConfigError(
+            f"{what} is {size} and the job has {world} ranks",
+            expected=f"a number of ranks that {size} divides",
+            remedy=f"start torchrun with --nproc-per-node {max(size, 1)} (or a multiple), or lower the parallel sizes",
+        )
+
+
+def _check_virtual_pipeline(config: LearnerConfig) -> None:
+    if config.pipeline_parallel == 1:
+        raise ConfigError(
+            f"learner.virtual_pipeline is {config.virtual_pipeline} with pipeline_parallel 1",
+            expected="pipeline_parallel of 2 or more",
+            remedy="set learner.virtual_pipeline=1 or raise learner.pipeline_parallel",
+        )
+    overlap = config.megatron.get("overlap_p2p_comm", "true").lower()
+    batch = config.megatron.get("batch_p2p_comm", "false").lower()
+    if overlap != "true" or batch != "false":
+        raise ConfigError(
+            f"virtual pipeline with overlap_p2p_comm={overlap}, batch_p2p_comm={batch}",
+            expected="overlap_p2p_comm=true and batch_p2p_comm=false: otherwise stages exchange the wrong activations "
+            "and no error is raised",
+            remedy="remove both from [learner.megatron]",
+        )
+
+
+def _pin(cores: tuple[int, ...]) -> None:
+    if not cores:
+        return
+    os.sched_setaffinity(0, {cores[int(os.environ.get("LOCAL_RANK", "0")) % len(cores)]})
+    torch.set_num_threads(1)
+
+
+def _join(device: torch.device, rank: int, world: int, timeout_s: float) -> None:
+    if dist.is_initialized():
+        return
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    timeout = timedelta(seconds=timeout_s)
+    if world == 1 and "MASTER_ADDR" not in os.environ:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+    else:
+        dist.init_process_group(backend, rank=rank, world_size=world, timeout=timeout)
+
+
+def _layout(config: LearnerConfig, device: torch.device) -> Layout:
+    from megatron.core import parallel_state as state
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    coupled = [state.get_tensor_model_parallel_group(), state.get_pipeline_model_parallel_group()]
+    coupled += [state.get_context_parallel_group(), state.get_expert_tensor_and_model_parallel_group()]
+    mine = sorted({r for group in coupled for r in dist.get_process_group_ranks(group)})
+    everyone: list[list[int]] = [[] for _ in range(world)]
+    dist.all_gather_object(everyone, mine)
+    cells = join_coupled(everyone)
+    groups = [dist.new_group(list(ranks), backend="gloo") for ranks in cells]
+    cell = next(i for i, ranks in enumerate(cells) if rank in ranks)
+    return Layout(
+        rank=rank,
+        world=world,
+        device=device,
+        tensor=config.tensor_parallel,
+        tensor_rank=state.get_tensor_model_parallel_rank(),
+        pipeline=config.pipeline_parallel,
+        pipeline_rank=state.get_pipeline_model_parallel_rank(),
+        virtual_pipeline=config.virtual_pipeline,
+        context=config.context_parallel,
+        context_rank=state.get_context_parallel_rank(),
+        expert=config.expert_parallel,
+        expert_rank=state.get_expert_model_parallel_rank(),
+        expert_tensor=config.expert_tensor_parallel or config.tensor_parallel,
+        expert_tensor_rank=state.get_expert_tensor_parallel_rank(),
+        data=state.get_data_parallel_world_size(),
+        data_rank=state.get_data_parallel_rank(),
+        cell=cell,
+        cells=len(cells),
+        cell_ranks=cells[cell],
+        cell_group=groups[cell],
+    )
+
+
+def join_coupled(groups: list[list[int]]) -> list[tuple[int, ...]]:
+    """Connected components of ranks that share a group, each sorted, ordered by smallest rank.
+
+    join_coupled([[0, 1], [0, 1], [2, 3], [2, 3]]) == [(0, 1), (2, 3)]
+    """
+    cells: list[set[int]] = []
+    for ranks in groups:
+        joined = set(ranks)
+        apart = []
+        for cell in cells:
+            if cell & joined:
+                joined |= cell
+            else:
+                apart.append(cell)
+        cells = [*apart, joined]
+    return sorted(tuple(sorted(cell)) for cell in cells)
