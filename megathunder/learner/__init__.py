@@ -1,4 +1,4 @@
-"""The learner: Megatron-Core as the one engine that differentiates, reduces and steps. The only room that imports it."""
+"""The learner room: Megatron-Core, gradients as they become possible, one exact step."""
 
 import warnings
 

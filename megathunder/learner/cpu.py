@@ -1,6 +1,6 @@
 """Megatron-Core 0.16.1 on CPU and gloo: every adaptation in one place, each with its reason.
 
-`install()` is called by `parallel.initialize` when the learner's device is the CPU, before anything of Megatron is built.
+`install()` is called by `parallel.initialize` when the learner's device is the CPU, before Megatron builds anything.
 It changes only this process, can be called again, and is never called where CUDA computes. Lines named below are of
 `megatron/core/` 0.16.1.
 

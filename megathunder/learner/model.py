@@ -39,9 +39,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 class ModelBundle:
     """This rank's part of the policy and everything that describes it."""
 
-    stages: list[GPTModel]
-    transformer_config: TransformerConfig
-    family: Family
+    stages: list[GPTModel] = field(repr=False)
+    transformer_config: TransformerConfig = field(repr=False)
+    family: Family = field(repr=False)
     hf: dict[str, Any] = field(repr=False)  # config.json
     folder: Path
     layout: Layout
@@ -202,7 +202,7 @@ def _check_divides(config: TransformerConfig, layout: Layout) -> None:
         ("attention heads", config.num_attention_heads, "tensor_parallel", layout.tensor),
         ("key/value heads", config.num_query_groups, "tensor_parallel", layout.tensor),
         ("MLP width", config.ffn_hidden_size, "tensor_parallel", layout.tensor),
-        ("layers", config.num_layers, "pipeline_parallel x virtual_pipeline", layout.pipeline * layout.virtual_pipeline),
+        ("layers", config.num_layers, "pipeline_parallel x virtual", layout.pipeline * layout.virtual_pipeline),
         ("experts", config.num_moe_experts or 0, "expert_parallel", layout.expert),
     ]
     uneven = config.num_layers_in_first_pipeline_stage or config.num_layers_in_last_pipeline_stage

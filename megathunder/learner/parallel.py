@@ -118,7 +118,7 @@ def shutdown() -> None:
 
 
 def seed_rank(seed: int) -> None:
-    """Seed every generator; ranks of one tensor-parallel group draw different numbers only inside Megatron's tracker."""
+    """Seed every generator; tensor-parallel ranks draw different numbers only inside Megatron's tracker."""
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
     random.seed(seed)
