@@ -19,11 +19,15 @@ class LearnerConfig:
     cpu_cores: tuple[int, ...] = ()
     """Pin the learner ranks to these cores (one thread each); empty: no pinning."""
     tensor_parallel: int = 1
+    """Ranks that share each matrix; divides the heads. Data parallelism is what the layout leaves of the ranks."""
     pipeline_parallel: int = 1
+    """Ranks that share the layers, in order."""
     expert_parallel: int = 1
+    """Ranks that share the experts of a mixture."""
     context_parallel: int = 1
+    """Ranks that share the tokens of one sequence."""
     sequence_parallel: bool = False
-    """Parallel layout; data parallelism is what remains of the ranks."""
+    """Shard activations between tensor-parallel regions along the sequence as well."""
     virtual_pipeline: int = 1
     """Model chunks a pipeline stage holds (interleaved schedule)."""
     expert_tensor_parallel: int = 0
@@ -41,14 +45,21 @@ class LearnerConfig:
     shared_prompt: bool = False
     """Forward and backward a group's prompt once instead of once a trajectory."""
     learning_rate: float = 5e-4
+    """Step size of AdamW after the warm-up."""
     min_learning_rate: float = 0.0
+    """Step size at the last update of a decaying schedule; 0: constant."""
     warmup_updates: int = 0
+    """Updates over which the step size rises from 0."""
     weight_decay: float = 0.0
+    """Decoupled decay of matrices a step."""
     adam_beta1: float = 0.9
+    """Decay of the first moment."""
     adam_beta2: float = 0.95
+    """Decay of the second moment."""
     adam_epsilon: float = 1e-8
+    """Added to the root of the second moment."""
     clip_grad: float = 1.0
-    """AdamW and the global gradient-norm clip (0: no clip)."""
+    """Largest global gradient norm; 0: no clip."""
     max_bad_updates: int = 3
     """Updates in a row with a NaN or infinite gradient before the run stops."""
     megatron: dict[str, str] = field(default_factory=dict)

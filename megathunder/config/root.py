@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from megathunder.config.learner import LearnerConfig
+from megathunder.config.metrics import MetricsConfig
 from megathunder.config.objective import GrpoConfig, LossConfig, OpdConfig
 from megathunder.config.publish import PublishConfig
 from megathunder.config.rollout import RolloutConfig
@@ -37,3 +38,4 @@ class Config:
     streaming: StreamingConfig = field(default_factory=StreamingConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     publish: PublishConfig = field(default_factory=PublishConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)

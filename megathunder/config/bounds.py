@@ -1,0 +1,53 @@
+"""The range of every number: nothing negative, and more than zero where zero has no meaning. Called by `checks.py`."""
+
+from __future__ import annotations
+
+import math
+
+from megathunder.config.root import Config
+from megathunder.config.toml import settings
+from megathunder.errors import ConfigError
+
+POSITIVE = frozenset(
+    """
+    run.updates run.groups_per_update run.group_size run.evaluate_attempts run.keep_checkpoints
+    tasks.size tasks.max_turns
+    sandbox.command_timeout_s sandbox.cpu_s sandbox.processes sandbox.memory_mb sandbox.disk_mb sandbox.inodes
+    sandbox.output_bytes sandbox.max_running sandbox.max_open sandbox.grading_budget_s
+    rollout.servers rollout.temperature rollout.top_p rollout.max_new_tokens rollout.max_tokens
+    rollout.observation_characters rollout.max_concurrent rollout.deadline_s rollout.request_timeout_s
+    rollout.startup_timeout_s rollout.max_total_tokens rollout.max_running_requests
+    loss.constant
+    streaming.pack_tokens streaming.pack_rows streaming.max_open_groups streaming.stall_timeout_s
+    learner.tensor_parallel learner.pipeline_parallel learner.expert_parallel learner.context_parallel
+    learner.virtual_pipeline learner.collective_timeout_s
+    learner.learning_rate learner.adam_epsilon learner.max_bad_updates
+    publish.bucket_mb publish.timeout_s publish.min_servers
+    metrics.timeline_updates
+    """.split()
+)
+AT_MOST = {
+    "rollout.top_p": 1.0,
+    "rollout.port": 65535.0,
+    "learner.adam_beta1": 0.999999,
+    "learner.adam_beta2": 0.999999,
+}
+
+
+def numbers_are_in_range(config: Config) -> None:
+    """Every int and float setting is finite, not negative, above 0 if in POSITIVE, and at most its AT_MOST."""
+    for name, kind in settings().items():
+        if kind not in (int, float):
+            continue
+        section, _, key = name.partition(".")
+        value = getattr(getattr(config, section), key)
+        positive, most = name in POSITIVE, AT_MOST.get(name, math.inf)
+        if math.isfinite(value) and (value > 0 if positive else value >= 0) and value <= most:
+            continue
+        floor = "more than 0" if positive else "0 or more"
+        default = getattr(getattr(Config(), section), key)
+        raise ConfigError(
+            f"{name} = {value}",
+            expected=f"{floor}, at most {most:g}" if most < math.inf else floor,
+            remedy=f"set it in that range; the default is {default}",
+        )

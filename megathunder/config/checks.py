@@ -1,0 +1,44 @@
+"""Every check across rooms that needs no engine: `check(config)` runs them in order before anything expensive starts.
+
+A law is a function from the configuration to None that raises ConfigError (seen, expected, remedy). Laws read only
+configuration files, the process's core set and the file system: well under a second together. Call `check` once, in
+the process that starts the others, before the run folder is made.
+"""
+
+from __future__ import annotations
+
+import os
+
+from megathunder.config import machine, meaning, models
+from megathunder.config.bounds import numbers_are_in_range
+from megathunder.config.root import Config
+
+LAWS = (
+    numbers_are_in_range,
+    meaning.groups_carry_a_signal,
+    meaning.ratios_have_one_correction,
+    meaning.release_fits_the_objective,
+    meaning.penalties_have_what_they_need,
+    meaning.the_batch_fits_the_tasks,
+    meaning.lengths_fit_each_other,
+    machine.the_run_folder_is_free,
+    models.models_are_there_and_agree,
+    machine.the_sandbox_is_installed,
+    machine.cores_exist,
+    machine.devices_exist,
+    machine.servers_are_not_open_to_the_network,
+    machine.enough_servers,
+    machine.ports_are_free,
+)
+
+
+def check(config: Config, *, ranks: int | None = None) -> None:
+    """Raise ConfigError at the first law `config` breaks. `ranks`: learner processes; 0 or None: torchrun's count."""
+    for law in LAWS:
+        law(config)
+    models.layout_fits(config, ranks or int(os.environ.get("WORLD_SIZE", "1")))
+
+
+def notes(config: Config) -> list[str]:
+    """Remarks on settings that work and may not do what was meant; printed with the plan."""
+    return list(meaning.remarks(config))

@@ -1,0 +1,105 @@
+"""The command line: `--config C.toml`, then dotted overrides, then help that teaches.
+
+    load_config(["--config", "examples/shell_grpo.toml", "--learner.tensor_parallel", "2"]) -> Config
+
+Defaults < the TOML file < the command line. Underscores and hyphens are the same; `--run.resume true` is
+`--run.resume`; `--learner.megatron.KEY VALUE` adds to a free table. Unknown options and wrong types end the program
+with exit status 2 and the nearest option that exists (tyro); a wrong file raises ConfigError. Nothing here imports
+torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import tyro
+
+from megathunder.config.root import Config
+from megathunder.config.toml import free_tables, read_config, settings
+from megathunder.errors import ConfigError
+
+EXAMPLES = """
+examples:
+  torchrun --nproc-per-node 1 tools/train.py --config examples/shell_grpo.toml
+  torchrun --nproc-per-node 2 tools/train.py --config examples/shell_opd.toml --run.name mine --schedule sync
+  python tools/train.py --config examples/shell_grpo.toml --run.updates 2 --rollout.sglang.mem_fraction_static 0.5
+
+A setting is [section] key = value in a TOML file and --section.key VALUE here; the command line wins.
+--config FILE reads a file first; without one every setting has the default shown."""
+
+
+def load_config(argv: Sequence[str], *, prog: str = "train.py", description: str = "") -> Config:
+    """The configuration that `argv` (without the program's name) describes, relative paths made absolute.
+
+    `description` opens the help text. Raises ConfigError for a bad file, SystemExit for `--help` and bad options.
+    """
+    path, rest = _take_option(list(argv), "--config")
+    base = read_config(Path(path).expanduser()) if path else Config()
+    base, rest = _take_free_tables(base, rest)
+    text = f"{description or (Config.__doc__ or '').strip()}\n{EXAMPLES}"
+    config = tyro.cli(
+        Config,
+        default=base,
+        args=_switches(rest),
+        prog=prog,
+        description=text,
+        config=(tyro.conf.HelptextFromCommentsOff,),
+    )
+    return _with_absolute_paths(config)
+
+
+def _take_option(argv: list[str], option: str) -> tuple[str, list[str]]:
+    """The value of `option` ("" when absent) and what remains of `argv`."""
+    for position, token in enumerate(argv):
+        if token.startswith(f"{option}="):
+            return token.partition("=")[2], argv[:position] + argv[position + 1 :]
+        if token == option:
+            if position + 1 == len(argv):
+                raise ConfigError(f"{option} ends the command line", expected="a file after it", remedy="name the file")
+            return argv[position + 1], argv[:position] + argv[position + 2 :]
+    return "", argv
+
+
+def _take_free_tables(base: Config, argv: list[str]) -> tuple[Config, list[str]]:
+    """Apply `--learner.megatron.KEY VALUE` and its like, which tyro cannot know."""
+    for section, key in free_tables():
+        room = getattr(base, section)
+        table: dict[str, str] = dict(getattr(room, key))
+        prefix = f"--{section}.{key}."
+        while option := next((a for a in argv if a.startswith(prefix)), ""):
+            name, _, _ = option.partition("=")
+            value, argv = _take_option(argv, name)
+            table[name.removeprefix(prefix).replace("-", "_")] = value
+        base = dataclasses.replace(base, **{section: dataclasses.replace(room, **{key: table})})
+    return base, argv
+
+
+def _switches(argv: list[str]) -> list[str]:
+    """`--run.resume true` -> `--run.resume`, `--run.resume=false` -> `--run.no-resume`."""
+    booleans = {name for name, hint in settings().items() if hint is bool}
+    tokens = [part for a in argv for part in (a.split("=", 1) if a.startswith("--") else [a])]
+    result: list[str] = []
+    for token in tokens:
+        name = result[-1].removeprefix("--").replace("-", "_") if result else ""
+        if name in booleans and token.lower() in ("true", "false"):
+            section, _, key = name.rpartition(".")
+            result[-1] = f"--{section}.{key}" if token.lower() == "true" else f"--{section}.no-{key}"
+        else:
+            result.append(token)
+    return result
+
+
+def _with_absolute_paths(config: Config) -> Config:
+    """Folders are relative to where the command was given, and stay right when a process changes folder."""
+
+    def absolute(path: str) -> str:
+        return str(Path(path).expanduser().absolute()) if path else path
+
+    return dataclasses.replace(
+        config,
+        run=dataclasses.replace(config.run, folder=absolute(config.run.folder)),
+        learner=dataclasses.replace(config.learner, model=absolute(config.learner.model)),
+        opd=dataclasses.replace(config.opd, teacher=absolute(config.opd.teacher)),
+    )

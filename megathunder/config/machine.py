@@ -1,0 +1,103 @@
+"""Laws on the machine a run starts on: sandbox, cores, devices, ports, folders. Called by `checks.py`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from pathlib import Path
+
+from megathunder.config.root import Config
+from megathunder.errors import ConfigError
+
+LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+
+
+def the_sandbox_is_installed(config: Config) -> None:
+    if config.sandbox.backend == "bubblewrap" and shutil.which("bwrap") is None:
+        raise ConfigError(
+            "sandbox.backend = 'bubblewrap', and no `bwrap` on PATH",
+            expected="bubblewrap; commands of a policy never run on the bare host",
+            remedy="bash tools/setup.sh, or apt-get install bubblewrap",
+        )
+
+
+def cores_exist(config: Config) -> None:
+    available = sorted(os.sched_getaffinity(0))
+    wanted = {"rollout.cpu_cores": config.rollout.cpu_cores, "learner.cpu_cores": config.learner.cpu_cores}
+    for setting, cores in wanted.items():
+        if missing := [core for core in cores if core not in available]:
+            raise ConfigError(
+                f"{setting} = {list(cores)}; this process may not use {missing}",
+                expected=f"cores out of {available}",
+                remedy=f"set {setting} = [] for no pinning",
+            )
+
+
+def devices_exist(config: Config) -> None:
+    for setting, device in (("rollout.device", config.rollout.device), ("learner.device", config.learner.device)):
+        if device not in ("cpu", "cuda", "auto"):
+            raise ConfigError(f"{setting} = {device!r}", expected="cpu, cuda or auto", remedy=f"set {setting} = 'auto'")
+        if device == "cuda" and not Path("/dev/nvidiactl").exists():
+            raise ConfigError(
+                f"{setting} = 'cuda', and no NVIDIA driver on this machine",
+                expected="a GPU",
+                remedy=f"set {setting} = 'auto' or 'cpu'",
+            )
+
+
+def ports_are_free(config: Config) -> None:
+    rollout = config.rollout
+    if rollout.urls or not rollout.port:
+        return
+    for port in range(rollout.port, rollout.port + rollout.servers):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((rollout.host, port))
+            except OSError as error:
+                raise ConfigError(
+                    f"rollout.port = {rollout.port} with {rollout.servers} server(s): cannot listen at "
+                    f"{rollout.host}:{port} ({error.strerror})",
+                    expected="free ports from rollout.port on",
+                    remedy="set rollout.port = 0 to have free ones chosen, or stop what is in use there",
+                ) from None
+
+
+def servers_are_not_open_to_the_network(config: Config) -> None:
+    rollout = config.rollout
+    if not rollout.urls and rollout.host not in LOOPBACK and not rollout.api_key:
+        raise ConfigError(
+            f"rollout.host = {rollout.host!r} with no rollout.api_key",
+            expected="a key where others can reach the servers: whoever reaches one can replace its weights",
+            remedy="set rollout.api_key, or rollout.host = '127.0.0.1'",
+        )
+
+
+def enough_servers(config: Config) -> None:
+    servers = len(config.rollout.urls) or config.rollout.servers
+    if config.publish.min_servers > servers:
+        raise ConfigError(
+            f"publish.min_servers = {config.publish.min_servers}, {servers} rollout server(s)",
+            expected="no more than there are servers",
+            remedy=f"set publish.min_servers = {servers}, or rollout.servers = {config.publish.min_servers}",
+        )
+
+
+def the_run_folder_is_free(config: Config) -> None:
+    run = config.run
+    if run.name in ("", ".", "..") or "/" in run.name:
+        raise ConfigError(
+            f"run.name = {run.name!r}", expected="the name of one folder", remedy="set run.folder for its parent"
+        )
+    if run.resume and run.overwrite:
+        raise ConfigError(
+            "run.resume and run.overwrite", expected="one of them", remedy="drop --run.overwrite to continue the run"
+        )
+    folder = Path(run.folder) / run.name
+    if (folder / "metrics.jsonl").exists() and not (run.resume or run.overwrite):
+        raise ConfigError(
+            f"{folder} already holds a run",
+            expected="a new name",
+            remedy="--run.name NEW, --run.resume to continue it, or --run.overwrite to start it anew",
+        )

@@ -1,0 +1,147 @@
+"""Laws on what settings mean together: objective, schedule, data and lengths. Called by `checks.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megathunder.config.root import Config
+from megathunder.errors import ConfigError
+
+
+def groups_carry_a_signal(config: Config) -> None:
+    if config.objective == "grpo" and config.run.group_size < 2:
+        raise ConfigError(
+            f"run.group_size = {config.run.group_size} with grpo.advantage = {config.grpo.advantage!r}",
+            expected="at least 2: an attempt is compared with the others of its group, alone its advantage is 0 or 0/0",
+            remedy="set run.group_size to 4 or more, or --objective opd, which compares nothing",
+        )
+
+
+def ratios_have_one_correction(config: Config) -> None:
+    grpo = config.grpo
+    if config.objective == "grpo" and (grpo.clip_low or grpo.clip_high) and grpo.importance_cap:
+        raise ConfigError(
+            f"grpo.clip_low/clip_high = {grpo.clip_low}/{grpo.clip_high} with importance_cap = {grpo.importance_cap}",
+            expected="one correction of the ratio, clipped or truncated",
+            remedy="set grpo.importance_cap = 0, or both clips to 0",
+        )
+    if grpo.clip_low >= 1:
+        raise ConfigError(
+            f"grpo.clip_low = {grpo.clip_low}",
+            expected="below 1: ratios are positive, so a lower limit of 1 - clip_low <= 0 clips nothing",
+            remedy="set it to 0.2, or 0 for none",
+        )
+    if 0 < grpo.importance_cap < 1:
+        raise ConfigError(
+            f"grpo.importance_cap = {grpo.importance_cap}",
+            expected="0 (weight 1) or at least 1: a lower cap shrinks tokens on which engine and learner agree",
+            remedy="set it to 2.0",
+        )
+
+
+def release_fits_the_objective(config: Config) -> None:
+    release, content_ready = config.streaming.release, config.streaming.content_ready
+    if config.objective == "grpo" and release == "turn":
+        raise ConfigError(
+            "streaming.release = 'turn' with objective = 'grpo'",
+            expected="'trajectory' or 'turn_forward': no turn has a coefficient before the trajectory has a reward",
+            remedy="set streaming.release = 'turn_forward' to work on turns as they arrive",
+        )
+    if config.objective == "opd" and content_ready:
+        raise ConfigError(
+            "streaming.content_ready = true with objective = 'opd'",
+            expected="false: distillation waits for no reward, so there is nothing to start ahead of",
+            remedy="set streaming.content_ready = false",
+        )
+    if config.schedule == "one_step_off" and (release != "trajectory" or content_ready):
+        raise ConfigError(
+            f"schedule = 'one_step_off' with streaming.release = {release!r}, content_ready = {content_ready}",
+            expected="release = 'trajectory', content_ready = false: activations kept from before the step are stale",
+            remedy="set streaming.release = 'trajectory' and content_ready = false, or schedule = 'thundersync'",
+        )
+
+
+def penalties_have_what_they_need(config: Config) -> None:
+    grpo, rollout = config.grpo, config.rollout
+    if grpo.dynamic_sampling and not grpo.max_replacements:
+        raise ConfigError(
+            "grpo.dynamic_sampling = true with grpo.max_replacements = 0",
+            expected="at least 1 group that may be drawn again",
+            remedy=f"set grpo.max_replacements = {config.run.groups_per_update}, or dynamic_sampling = false",
+        )
+    if grpo.overlong_buffer_tokens >= rollout.max_tokens:
+        raise ConfigError(
+            f"grpo.overlong_buffer_tokens = {grpo.overlong_buffer_tokens}, rollout.max_tokens = {rollout.max_tokens}",
+            expected="a buffer shorter than the trajectory",
+            remedy=f"set grpo.overlong_buffer_tokens = {rollout.max_tokens // 4}",
+        )
+    if grpo.kl_in_reward and not grpo.kl_coefficient:
+        raise ConfigError(
+            "grpo.kl_in_reward = true with grpo.kl_coefficient = 0",
+            expected="a positive weight of the KL term",
+            remedy="set grpo.kl_coefficient = 0.001, or kl_in_reward = false",
+        )
+
+
+def the_batch_fits_the_tasks(config: Config) -> None:
+    need, size = config.run.groups_per_update, config.tasks.size
+    if need > size and not config.tasks.wrap:
+        raise ConfigError(
+            f"run.groups_per_update = {need} prompts an update, tasks.size = {size} tasks, tasks.wrap = false",
+            expected=f"at most {size} prompts an update",
+            remedy=f"set run.groups_per_update = {size}, raise tasks.size to {need}, or set tasks.wrap = true",
+        )
+    if config.run.evaluate_every and not config.tasks.heldout:
+        raise ConfigError(
+            f"run.evaluate_every = {config.run.evaluate_every} with tasks.heldout = 0",
+            expected="held-out tasks to evaluate on",
+            remedy="set tasks.heldout = 64, or run.evaluate_every = 0",
+        )
+
+
+def lengths_fit_each_other(config: Config) -> None:
+    rollout, pack = config.rollout, config.streaming.pack_tokens
+    if rollout.max_new_tokens >= rollout.max_tokens:
+        raise ConfigError(
+            f"rollout.max_new_tokens = {rollout.max_new_tokens}, rollout.max_tokens = {rollout.max_tokens}",
+            expected="a turn shorter than its trajectory, prompt included",
+            remedy=f"set rollout.max_tokens = {4 * rollout.max_new_tokens} or more",
+        )
+    if rollout.max_tokens > pack:
+        raise ConfigError(
+            f"rollout.max_tokens = {rollout.max_tokens}, streaming.pack_tokens = {pack}",
+            expected="a micro-batch that holds the longest trajectory",
+            remedy=f"set streaming.pack_tokens = {rollout.max_tokens}, or rollout.max_tokens = {pack}",
+        )
+    if rollout.max_tokens > rollout.max_total_tokens:
+        raise ConfigError(
+            f"rollout.max_tokens = {rollout.max_tokens}, rollout.max_total_tokens = {rollout.max_total_tokens}",
+            expected="a key-value cache that holds the longest trajectory",
+            remedy=f"set rollout.max_total_tokens = {16 * rollout.max_tokens}",
+        )
+
+
+def remarks(config: Config) -> Iterator[str]:
+    """What is legal and may not do what was meant."""
+    grpo, rollout, learner = config.grpo, config.rollout, config.learner
+    turns, produced = config.tasks.max_turns, config.tasks.max_turns * rollout.max_new_tokens
+    if produced > rollout.max_tokens:
+        yield (
+            f"{turns} turns of {rollout.max_new_tokens} tokens may exceed rollout.max_tokens = {rollout.max_tokens}; "
+            "such a trajectory ends as max_tokens"
+        )
+    if rollout.top_p < 1:
+        yield f"rollout.top_p = {rollout.top_p}: sampled from a cut distribution, trained on the whole one"
+    if learner.accumulator == "exact" and learner.dtype == "bfloat16":
+        yield (
+            "learner.accumulator = 'exact' with bfloat16: each sum is exact, but another packing rounds the forward "
+            "pass differently; bytes are equal for equal packings only"
+        )
+    if config.schedule != "one_step_off" and (grpo.clip_low or grpo.clip_high):
+        yield "grpo.clip_low/clip_high act where ratios differ from 1; under an exact schedule every ratio is 1"
+    if config.schedule == "one_step_off" and not (grpo.clip_low or grpo.clip_high or grpo.importance_cap):
+        yield "schedule = 'one_step_off' trains on tokens one version old, with no correction of the ratio"
+    if config.schedule == "sync" and config.streaming.content_ready:
+        yield "streaming.content_ready has no effect under schedule = 'sync', which waits for the whole batch"
+    if config.tasks.size < config.run.groups_per_update:
+        yield f"an update draws {config.run.groups_per_update} prompts of {config.tasks.size} tasks: some come twice"

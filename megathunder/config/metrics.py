@@ -1,0 +1,26 @@
+"""What a run writes down and where it is shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsConfig:
+    """[metrics] sinks beside `metrics.jsonl`, which is always written and is the truth."""
+
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Weights & Biases: `offline` keeps its files in the run folder, `online` falls back to it when unreachable."""
+    wandb_project: str = "megathunder"
+    """Project the run is filed under."""
+    trajectories: bool = True
+    """Write every trajectory (tokens, log-probabilities, text, reward, times), so that the run can be replayed."""
+    events: bool = True
+    """Write the spans of rollout and learner that the timeline is drawn from."""
+    report_every: int = 10
+    """Rebuild `report.html` and `timeline.png` every n updates; 0: only at the end."""
+    timeline_updates: int = 4
+    """Updates the timeline shows, the newest last."""
+    peak_flops: float = 0.0
+    """Floating-point operations a second of one learner rank at its best; 0: known for the device, or measured."""

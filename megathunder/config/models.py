@@ -1,0 +1,101 @@
+"""Laws on the policy, the teacher and the parallel layout; reads configuration files only. Called by `checks.py`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from megathunder.config.model_shape import read_config_json, read_model_shape
+from megathunder.config.root import Config
+from megathunder.errors import ConfigError
+
+
+def models_are_there_and_agree(config: Config) -> None:
+    _model_folder(config.learner.model, "learner.model")
+    shape = read_model_shape(config.learner.model)
+    if 0 < shape.max_positions < config.rollout.max_tokens:
+        raise ConfigError(
+            f"rollout.max_tokens = {config.rollout.max_tokens}, the policy's max_position_embeddings = "
+            f"{shape.max_positions}",
+            expected="trajectories no longer than the policy's positions",
+            remedy=f"set rollout.max_tokens = {shape.max_positions}",
+        )
+    if config.objective != "opd":
+        return
+    if not config.opd.teacher and not config.opd.teacher_urls:
+        raise ConfigError(
+            "objective = 'opd' with opd.teacher = '' and no opd.teacher_urls",
+            expected="a teacher to be scored by",
+            remedy="set opd.teacher = 'examples/policies/teacher', or --objective grpo",
+        )
+    if config.opd.teacher:
+        _model_folder(config.opd.teacher, "opd.teacher")
+        _same_vocabulary(config.learner.model, config.opd.teacher)
+
+
+def _model_folder(folder: str, setting: str) -> None:
+    read_config_json(folder, setting)
+    path = Path(folder)
+    wanted = {"tokenizer.json": "tokenizer.json", "weights": "*.safetensors"}
+    missing = [name for name, pattern in wanted.items() if not any(path.glob(pattern))]
+    if missing:
+        raise ConfigError(
+            f"{setting} = {folder!r} has no {' and no '.join(missing)}",
+            expected="config.json, tokenizer.json and *.safetensors",
+            remedy=f"complete the folder, or set {setting} to a whole one",
+        )
+
+
+def _same_vocabulary(student: str, teacher: str) -> None:
+    files = [(Path(folder) / "tokenizer.json").read_bytes() for folder in (student, teacher)]
+    if files[0] == files[1]:
+        return
+    tokens = [_tokens(json.loads(file)) for file in files]
+    different = sorted(t for t in tokens[0].keys() | tokens[1].keys() if tokens[0].get(t) != tokens[1].get(t))
+    if different:
+        raise ConfigError(
+            f"opd.teacher's vocabulary ({len(tokens[1])} tokens) differs from learner.model's ({len(tokens[0])}) in "
+            f"{len(different)} tokens, first {different[0]!r}",
+            expected="one vocabulary: the teacher scores the student's token ids as they are",
+            remedy="choose a teacher of the student's family",
+        )
+
+
+def _tokens(tokenizer: dict) -> dict[str, int]:
+    """Token text -> id of a tokenizer.json (a table for BPE and WordPiece, a list of pairs for Unigram)."""
+    vocabulary = tokenizer.get("model", {}).get("vocab", {})
+    if isinstance(vocabulary, list):
+        vocabulary = {pair[0]: number for number, pair in enumerate(vocabulary)}
+    return {**vocabulary, **{t["content"]: t["id"] for t in tokenizer.get("added_tokens", [])}}
+
+
+def layout_fits(config: Config, ranks: int) -> None:
+    learner, shape = config.learner, read_model_shape(config.learner.model)
+    divisions = (
+        ("tensor_parallel", learner.tensor_parallel, "attention heads", shape.heads),
+        ("tensor_parallel", learner.tensor_parallel, "key-value heads", shape.kv_heads),
+        ("pipeline_parallel", learner.pipeline_parallel, "layers", shape.layers),
+        ("expert_parallel", learner.expert_parallel, "experts", shape.experts or 1),
+    )
+    for name, ways, what, count in divisions:
+        if count % ways:
+            legal = [n for n in range(1, count + 1) if count % n == 0]
+            raise ConfigError(
+                f"learner.{name} = {ways}, the policy has {count} {what}",
+                expected=f"a divisor of {count}",
+                remedy=f"set learner.{name} to one of {', '.join(map(str, legal))}",
+            )
+    cell = learner.tensor_parallel * learner.pipeline_parallel * learner.context_parallel
+    if ranks % cell:
+        raise ConfigError(
+            f"{ranks} learner rank(s), tensor x pipeline x context parallel = {learner.tensor_parallel} x "
+            f"{learner.pipeline_parallel} x {learner.context_parallel} = {cell}",
+            expected=f"a multiple of {cell} ranks",
+            remedy=f"torchrun --nproc-per-node {cell * max(1, round(ranks / cell))} ..., or a smaller layout",
+        )
+    if learner.sequence_parallel and learner.tensor_parallel == 1:
+        raise ConfigError(
+            "learner.sequence_parallel = true with learner.tensor_parallel = 1",
+            expected="tensor parallelism to share the sequence over",
+            remedy="set learner.tensor_parallel = 2 or more, or sequence_parallel = false",
+        )

@@ -1,0 +1,162 @@
+"""Each law across rooms refuses what breaks it and says how to mend it; the legal configuration passes quickly."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from megathunder.config.checks import check, notes
+from megathunder.errors import ConfigError
+from tests.unit.config.config_cases import change, legal, model_folder
+
+REFUSED: list[tuple[dict[str, object], str, str]] = [
+    ({"run__group_size": 1}, "group_size = 1", "run.group_size"),
+    ({"run__group_size": 1, "grpo__advantage": "leave_one_out"}, "leave_one_out", "run.group_size"),
+    ({"run__group_size": 1, "grpo__advantage": "sample_std"}, "sample_std", "run.group_size"),
+    ({"tasks__size": 3, "run__groups_per_update": 4, "tasks__wrap": False}, "tasks.size = 3", "wrap"),
+    ({"tasks__heldout": 0}, "tasks.heldout = 0", "evaluate_every = 0"),
+    ({"objective": "opd", "opd__teacher": ""}, "opd.teacher = ''", "opd.teacher"),
+    ({"streaming__release": "turn"}, "release = 'turn'", "turn_forward"),
+    ({"objective": "opd", "streaming__content_ready": True}, "content_ready = true", "content_ready = false"),
+    ({"schedule": "one_step_off", "streaming__release": "turn_forward"}, "one_step_off", "thundersync"),
+    ({"schedule": "one_step_off", "streaming__content_ready": True}, "one_step_off", "content_ready = false"),
+    ({"grpo__clip_low": 0.2, "grpo__importance_cap": 2.0}, "importance_cap", "importance_cap = 0"),
+    ({"grpo__clip_low": 1.0}, "clip_low = 1.0", "0.2"),
+    ({"grpo__importance_cap": 0.5}, "importance_cap = 0.5", "2.0"),
+    ({"grpo__dynamic_sampling": True}, "max_replacements = 0", "max_replacements = 8"),
+    ({"grpo__kl_in_reward": True}, "kl_coefficient = 0", "kl_coefficient"),
+    ({"grpo__overlong_buffer_tokens": 512}, "overlong_buffer_tokens = 512", "128"),
+    ({"rollout__max_new_tokens": 512}, "max_new_tokens = 512", "max_tokens"),
+    ({"streaming__pack_tokens": 100}, "pack_tokens = 100", "pack_tokens = 512"),
+    ({"rollout__max_total_tokens": 100}, "max_total_tokens = 100", "max_total_tokens"),
+    ({"rollout__max_tokens": 2048}, "max_position_embeddings = 1024", "1024"),
+    ({"run__updates": 0}, "run.updates = 0", "40"),
+    ({"run__seed": -1}, "run.seed = -1", "0"),
+    ({"learner__learning_rate": float("nan")}, "learning_rate = nan", "0.0005"),
+    ({"rollout__top_p": 1.5}, "top_p = 1.5", "1.0"),
+    ({"rollout__temperature": 0.0}, "temperature = 0.0", "1.0"),
+    ({"learner__tensor_parallel": 3}, "4 attention heads", "1, 2, 4"),
+    ({"learner__tensor_parallel": 4}, "2 key-value heads", "1, 2"),
+    ({"learner__pipeline_parallel": 3}, "4 layers", "1, 2, 4"),
+    ({"learner__expert_parallel": 2}, "1 experts", "expert_parallel"),
+    ({"learner__tensor_parallel": 2}, "1 learner rank(s)", "--nproc-per-node 2"),
+    ({"learner__sequence_parallel": True}, "tensor_parallel = 1", "sequence_parallel = false"),
+    ({"rollout__cpu_cores": (4096,)}, "[4096]", "cpu_cores = []"),
+    ({"learner__cpu_cores": (4096,)}, "learner.cpu_cores", "cpu_cores = []"),
+    ({"learner__device": "gpu"}, "'gpu'", "auto"),
+    ({"rollout__host": "0.0.0.0"}, "no rollout.api_key", "127.0.0.1"),
+    ({"publish__min_servers": 2}, "min_servers = 2", "rollout.servers = 2"),
+    ({"run__name": "../x"}, "'../x'", "run.folder"),
+    ({"run__resume": True, "run__overwrite": True}, "run.overwrite", "--run.overwrite"),
+    ({"learner__model": "/nowhere/at/all"}, "no such folder", "learner.model"),
+    ({"objective": "opd", "opd__teacher": "/nowhere/at/all"}, "no such folder", "opd.teacher"),
+]
+
+
+@pytest.mark.parametrize(("settings", "seen", "remedy"), REFUSED, ids=["+".join(case[0]) for case in REFUSED])
+def test_what_cannot_work_is_refused_with_the_remedy(
+    tmp_path: Path, settings: dict[str, object], seen: str, remedy: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check(change(legal(tmp_path), **settings), ranks=1)
+    assert seen in refused.value.seen
+    assert remedy in refused.value.remedy
+
+
+def test_the_legal_configuration_passes_in_under_a_second(tmp_path: Path) -> None:
+    config = legal(tmp_path)
+    started = time.monotonic()
+    check(config, ranks=1)
+    check(change(config, objective="opd", streaming__release="turn"), ranks=1)
+    assert time.monotonic() - started < 1
+
+
+def test_two_ranks_carry_two_way_layouts(tmp_path: Path) -> None:
+    check(change(legal(tmp_path), learner__tensor_parallel=2, learner__sequence_parallel=True), ranks=2)
+    moe = model_folder(tmp_path / "moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64)
+    check(change(legal(tmp_path), learner__model=moe, learner__expert_parallel=2), ranks=2)
+
+
+def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}") as refused:
+            check(change(legal(tmp_path), rollout__port=port), ranks=1)
+    assert "rollout.port = 0" in refused.value.remedy
+
+
+def test_no_bubblewrap_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="bwrap") as refused:
+        check(legal(tmp_path), ranks=1)
+    assert "apt-get install bubblewrap" in refused.value.remedy
+
+
+def test_a_folder_that_holds_a_run_is_refused_until_told_what_to_do(tmp_path: Path) -> None:
+    config = legal(tmp_path)
+    folder = Path(config.run.folder) / config.run.name
+    folder.mkdir(parents=True)
+    check(config, ranks=1)
+    (folder / "metrics.jsonl").touch()
+    with pytest.raises(ConfigError, match="already holds a run"):
+        check(config, ranks=1)
+    check(change(config, run__resume=True), ranks=1)
+    check(change(config, run__overwrite=True), ranks=1)
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_model_folder_with_a_file_missing_is_refused(tmp_path: Path, file: str) -> None:
+    config = legal(tmp_path)
+    (Path(config.learner.model) / file).unlink()
+    with pytest.raises(ConfigError) as refused:
+        check(config, ranks=1)
+    assert "learner.model" in refused.value.seen
+    assert ("weights" if file == "model.safetensors" else file) in refused.value.seen
+
+
+def test_a_broken_model_config_is_refused(tmp_path: Path) -> None:
+    config = legal(tmp_path)
+    for text, words in (("{", "config.json"), ("[]", "holds no object"), ("{}", "num_attention_heads")):
+        (Path(config.learner.model) / "config.json").write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            check(config, ranks=1)
+
+
+def test_a_teacher_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    config = change(legal(tmp_path), objective="opd")
+    model_folder(tmp_path / "teacher", tokens=("b", "a"))
+    with pytest.raises(ConfigError, match="differs from learner.model's") as refused:
+        check(config, ranks=1)
+    assert "2 tokens, first 'a'" in refused.value.seen
+
+
+def test_tokenizers_may_differ_in_what_is_not_vocabulary(tmp_path: Path) -> None:
+    config = change(legal(tmp_path), objective="opd")
+    file = Path(config.opd.teacher) / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "padding": None}))
+    check(config, ranks=1)
+
+
+def test_a_running_teacher_needs_no_folder(tmp_path: Path) -> None:
+    check(change(legal(tmp_path), objective="opd", opd__teacher="", opd__teacher_urls=("http://t:1",)), ranks=1)
+
+
+def test_legal_and_probably_unintended_settings_are_remarked_on(tmp_path: Path) -> None:
+    config = legal(tmp_path)
+    assert notes(config) == []
+    for settings, words in (
+        ({"tasks__max_turns": 60}, "max_tokens"),
+        ({"rollout__top_p": 0.9}, "top_p"),
+        ({"learner__accumulator": "exact", "learner__dtype": "bfloat16"}, "exact"),
+        ({"grpo__clip_high": 0.2}, "every ratio is 1"),
+        ({"schedule": "one_step_off"}, "one version old"),
+        ({"schedule": "sync", "streaming__content_ready": True}, "no effect"),
+        ({"tasks__size": 3}, "twice"),
+    ):
+        assert any(words in note for note in notes(change(config, **settings))), settings

@@ -1,0 +1,171 @@
+"""The command line and TOML files: what wins, what is refused, what comes back."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from megathunder.config import Config
+from megathunder.config.load import load_config
+from megathunder.config.toml import from_table, read_config, settings, to_toml
+from megathunder.errors import ConfigError
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("**/*.toml"))
+
+
+def test_command_line_beats_file_beats_default(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('objective = "opd"\n[run]\nupdates = 7\nseed = 3\n')
+    config = load_config(["--config", str(file), "--run.seed", "5"])
+    assert (config.objective, config.run.updates, config.run.seed, config.run.group_size) == ("opd", 7, 5, 8)
+
+
+def test_underscores_hyphens_and_equals_signs_are_the_same() -> None:
+    spellings = (
+        ["--learner.tensor_parallel", "2"],
+        ["--learner.tensor-parallel", "2"],
+        ["--learner.tensor_parallel=2"],
+    )
+    assert [load_config(argv).learner.tensor_parallel for argv in spellings] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--tasks.wrap", "false"], False),
+        (["--tasks.wrap=False"], False),
+        (["--tasks.no-wrap"], False),
+        (["--tasks.wrap"], True),
+        (["--tasks.wrap", "true"], True),
+    ],
+)
+def test_a_switch_may_be_given_as_a_flag_or_a_value(argv: list[str], expected: bool) -> None:
+    assert load_config(argv).tasks.wrap is expected
+
+
+def test_a_free_table_takes_any_name_and_adds_to_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("[rollout.sglang]\nmem_fraction_static = 0.5\ndisable_cuda_graph = true\n")
+    config = load_config(["--config", str(file), "--rollout.sglang.max-prefill-tokens", "64"])
+    assert config.rollout.sglang == {
+        "mem_fraction_static": "0.5",
+        "disable_cuda_graph": "true",
+        "max_prefill_tokens": "64",
+    }
+
+
+def test_lists_are_written_with_spaces() -> None:
+    config = load_config(["--rollout.cpu_cores", "0", "1", "--tasks.kinds", "read", "sum"])
+    assert config.rollout.cpu_cores == (0, 1)
+    assert config.tasks.kinds == ("read", "sum")
+
+
+def test_relative_folders_are_those_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load_config(["--learner.model", "m", "--opd.teacher", "sub/t"])
+    assert config.learner.model == str(tmp_path / "m")
+    assert config.opd.teacher == str(tmp_path / "sub" / "t")
+    assert config.run.folder == str(tmp_path / "runs")
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("[learner]\ntensor_paralel = 2", "tensor_parallel"),
+        ("[learner]\ntemperature = 2", "[rollout] temperature"),
+        ("[rolout]\nport = 1", "rollout"),
+        ("objektive = 'grpo'", "objective"),
+        ("[learner]\ndtype = 'bf16'", "bfloat16"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest_known_one(text: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        from_table(tomllib.loads(text), "c.toml")
+    assert hint in refused.value.remedy
+    assert "c.toml" in refused.value.seen
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "expected"),
+    [
+        ('[learner]\ntensor_parallel = "2"', "learner.tensor_parallel", "int"),
+        ('[rollout]\nurls = "http://a"', "rollout.urls", "tuple"),
+        ("[rollout]\nurls = [1]", "rollout.urls", "tuple"),
+        ("[tasks]\nwrap = 1", "tasks.wrap", "bool"),
+        ("learner = 3", "learner", "section"),
+        ("[rollout]\nsglang = 3", "rollout.sglang", "dict"),
+        ("[run]\nupdates = 1.5", "run.updates", "int"),
+    ],
+)
+def test_a_wrong_type_is_refused_with_name_and_type(text: str, name: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        from_table(tomllib.loads(text), "c.toml")
+    assert f"{name} = " in refused.value.seen
+    assert expected in refused.value.expected
+
+
+def test_broken_or_missing_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("[run\n")
+    for path, words in ((tmp_path / "bad.toml", "line 1"), (tmp_path / "none.toml", "no such file")):
+        with pytest.raises(ConfigError, match=words):
+            read_config(path)
+    with pytest.raises(ConfigError, match="--config ends"):
+        load_config(["--config"])
+
+
+def test_an_unknown_option_exits_with_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        load_config(["--learner.tensor-paralel", "2"])
+    assert stopped.value.code == 2
+    captured = capsys.readouterr()
+    assert "--learner.tensor-parallel" in captured.out + captured.err
+
+
+def test_a_configuration_survives_its_own_file() -> None:
+    config = load_config(["--objective", "opd", "--rollout.cpu_cores", "1", "--learner.megatron.moe_x", "true"])
+    assert from_table(tomllib.loads(to_toml(config)), "config.toml") == config
+
+
+def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        load_config(["--help"])
+    text = capsys.readouterr().out
+    assert stopped.value.code == 0
+    assert text.index("torchrun --nproc-per-node") < text.index("--objective")
+    assert all(f"--{name.replace('_', '-')}" in text for name in settings())
+
+
+def test_every_setting_has_a_sentence() -> None:
+    bare = []
+    for kind in [Config, *(f.default_factory for f in dataclasses.fields(Config) if callable(f.default_factory))]:
+        body = ast.parse(inspect.getsource(kind)).body[0].body  # type: ignore[attr-defined]
+        for node, after in zip(body, [*body[1:], None], strict=True):
+            section_of_its_own = kind is Config and "field(" in ast.unparse(node)
+            if isinstance(node, ast.AnnAssign) and not isinstance(after, ast.Expr) and not section_of_its_own:
+                bare.append(f"{kind.__name__}.{ast.unparse(node.target)}")
+    assert not bare, f"settings without a docstring: {bare}"
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
+def test_every_example_loads(path: Path) -> None:
+    assert isinstance(load_config(["--config", str(path)]), Config)
+
+
+def test_loading_is_quick_and_free_of_torch() -> None:
+    program = (
+        "import sys; from megathunder.config.load import load_config; import megathunder.config.checks;"
+        "load_config([]); assert not {'torch', 'sglang', 'transformers', 'megatron'} & set(sys.modules)"
+    )
+    started = time.process_time()
+    before = time.monotonic()
+    subprocess.run([sys.executable, "-c", program], check=True)
+    assert time.monotonic() - before < 5, "generous: the machine may be busy"
+    assert time.process_time() - started < 1
