@@ -41,6 +41,8 @@ class RolloutConfig:
     """Limit of one request to a server."""
     startup_timeout_s: float = 240.0
     """Limit for a started server to become healthy."""
+    health_timeout_s: float = 60.0
+    """A server that answers no health request for this long is dead (one whose process ends is dead at once)."""
     max_retries: int = 2
     """Times a trajectory is run again after an infrastructure failure."""
     max_restarts: int = 3

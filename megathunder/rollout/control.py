@@ -1,0 +1,125 @@
+"""The endpoints that change a server: weights, version, prefix cache, aborts.
+
+Called by publish/ (from the learner's rank 0) and by the coordinator. A call that is refused, fails or exceeds the limit
+raises InfrastructureFailure with what the server said; nothing is retried, since a weight update is not idempotent.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+
+from megathunder.errors import InfrastructureFailure
+from megathunder.rollout.server import authorization
+from megathunder.rollout.wire import ModelInfo, Outcome, policy_version
+from megathunder.types import ServerAddress
+
+Answer = TypeVar("Answer")
+IDLE_LIMIT_S = 5.0
+
+
+class ServerControl:
+    """`async with ServerControl(...) as control:`; `timeout_s` limits every call."""
+
+    def __init__(self, *, timeout_s: float, api_key: str = "") -> None:
+        self._timeout_s, self._api_key = timeout_s, api_key
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> ServerControl:
+        limit = aiohttp.ClientTimeout(total=self._timeout_s)
+        self._session = aiohttp.ClientSession(timeout=limit, headers=authorization(self._api_key))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def version(self, server: ServerAddress) -> int:
+        """The policy version the server holds; -1 if it was never given one."""
+        return policy_version((await self._call("GET", server, "/model_info", None, ModelInfo)).weight_version)
+
+    async def set_version(self, server: ServerAddress, version: int) -> None:
+        """Rename the weights the server holds, without changing them."""
+        body = {"new_version": str(version), "abort_all_requests": False}
+        await self._act(server, "/update_weight_version", body)
+
+    async def init_update_group(
+        self, server: ServerAddress, *, host: str, port: int, group_name: str, backend: str
+    ) -> None:
+        """Make the server rank 1 of a process group of two, whose rank 0 serves the store at host:port."""
+        body = {
+            "master_address": host,
+            "master_port": port,
+            "rank_offset": 1,
+            "world_size": 2,
+            "group_name": group_name,
+            "backend": backend,
+        }
+        await self._act(server, "/init_weights_update_group", body)
+
+    async def destroy_update_group(self, server: ServerAddress, *, group_name: str) -> None:
+        await self._act(server, "/destroy_weights_update_group", {"group_name": group_name})
+
+    async def update_from_distributed(
+        self,
+        server: ServerAddress,
+        *,
+        names: list[str],
+        dtypes: list[str],
+        shapes: list[list[int]],
+        group_name: str,
+        version: int | None,
+        flush_cache: bool | None = None,
+    ) -> None:
+        """Receive one bucket from rank 0 of the group. With `version`, it is the last bucket: the prefix cache is
+        flushed and the weights are called that from now on."""
+        body: dict[str, object] = {
+            "names": names,
+            "dtypes": dtypes,
+            "shapes": shapes,
+            "group_name": group_name,
+            "flush_cache": version is not None if flush_cache is None else flush_cache,
+        }
+        if version is not None:
+            body["weight_version"] = str(version)
+        await self._act(server, "/update_weights_from_distributed", body)
+
+    async def update_from_disk(self, server: ServerAddress, *, folder: str, version: int) -> None:
+        """Load the weights of a Hugging Face folder that the server can read, flush, and call them `version`."""
+        await self._act(server, "/update_weights_from_disk", {"model_path": folder, "weight_version": str(version)})
+
+    async def flush_cache(self, server: ServerAddress) -> None:
+        """Empty the prefix cache; refused by a server that still has requests."""
+        await self._call("POST", server, f"/flush_cache?timeout={IDLE_LIMIT_S}", None, None)
+
+    async def abort(self, server: ServerAddress, *, rid: str = "") -> None:
+        """End request `rid`, or every request of the server."""
+        await self._call("POST", server, "/abort_request", {"rid": rid} if rid else {"abort_all": True}, None)
+
+    async def _act(self, server: ServerAddress, path: str, body: dict[str, object]) -> None:
+        outcome = await self._call("POST", server, path, body, Outcome)
+        if not outcome.success:
+            raise InfrastructureFailure(f"{server.name}{path} was refused: {outcome.message}")
+
+    async def _call(
+        self, method: str, server: ServerAddress, path: str, body: object, answer: type[Answer] | None
+    ) -> Answer | None:
+        try:
+            async with self._session.request(method, server.url + path, json=body) as response:
+                content = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise InfrastructureFailure(f"{server.name}{path} failed: {type(error).__name__} {error}") from error
+        if response.status != 200:
+            raise InfrastructureFailure(f"{server.name}{path} answered {response.status}: {_short(content)}")
+        try:
+            return msgspec.json.decode(content, type=answer) if answer else None
+        except msgspec.DecodeError as error:
+            raise InfrastructureFailure(f"{server.name}{path} answered {_short(content)}: {error}") from error
+
+
+def _short(content: bytes) -> str:
+    return content[:300].decode(errors="replace").strip()

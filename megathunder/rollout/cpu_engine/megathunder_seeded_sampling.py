@@ -1,0 +1,56 @@
+"""SGLang plug-in: every request samples with a seed of its own on the CPU path.
+
+    token = first index whose cumulative probability exceeds u,   u = hash(sampling_seed, position) in [0, 1)
+
+SGLang honours `sampling_seed` only with --enable-deterministic-inference, which refuses the CPU attention backend, and
+its seeded draw is compiled with triton. The sampler itself takes seeds anywhere, so this plug-in fills them in and
+draws by inversion. A request without a seed gets a random one (SGLang's default is one constant for all of them).
+The same request with the same seed draws the same tokens up to rounding: the batch it runs in moves its logits by 1e-6.
+"""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+MASK_64 = (1 << 64) - 1
+
+
+def install() -> None:
+    """Entry point of group `sglang.srt.plugins`; runs in each of the server's processes before it serves."""
+    from sglang.srt.layers import sampler
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+
+    original = SamplingBatchInfo.from_schedule_batch.__func__
+
+    def from_schedule_batch(cls: type, batch: object, vocab_size: int) -> SamplingBatchInfo:
+        info = original(cls, batch, vocab_size)
+        seeds = [request.sampling_params.sampling_seed for request in batch.reqs]
+        info.sampling_seed = torch.tensor(
+            [random.getrandbits(62) if seed is None else seed for seed in seeds], dtype=torch.int64
+        )
+        return info
+
+    SamplingBatchInfo.from_schedule_batch = classmethod(from_schedule_batch)
+    sampler.multinomial_with_seed = draw
+
+
+def draw(logprobs: torch.Tensor, seed: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """One token a row by inversion: logprobs [N, V], seed [N], positions [N] -> [N, 1]. Never a token of probability 0."""
+    cumulative = logprobs.exp().cumsum(dim=-1, dtype=torch.float64)
+    pairs = zip(seed.tolist(), positions.tolist())
+    u = torch.tensor([uniform(s, p) for s, p in pairs], dtype=torch.float64)[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, u, right=True)
+
+
+def uniform(seed: int, position: int) -> float:
+    """53 random bits in [0, 1) from (seed, position): two rounds of splitmix64."""
+    return (_splitmix(_splitmix(seed & MASK_64) ^ (position & MASK_64)) >> 11) / (1 << 53)
+
+
+def _splitmix(x: int) -> int:
+    x = (x + 0x9E3779B97F4A7C15) & MASK_64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK_64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK_64
+    return x ^ (x >> 31)

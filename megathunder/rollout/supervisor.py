@@ -1,0 +1,233 @@
+"""A pool of rollout servers: started here or given by address, watched, restarted, and offered while they are ready.
+
+    STARTING -> READY -> DOWN -> (restarted, weights sent again) READY -> ...
+                              -> LOST  (restarts used up, or the restart failed)
+
+A server that comes back has a higher `incarnation` and gets no work before `on_restart` has returned: the coordinator
+sends it the current weights there. Called by the coordinator; the agents wait on `wait_ready`.
+Refuses a missing model folder and a port in use before anything is started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from pathlib import Path
+
+import aiohttp
+
+from megathunder import tracing
+from megathunder.config.rollout import RolloutConfig
+from megathunder.errors import ConfigError, InfrastructureFailure, UserError
+from megathunder.rollout.command import check_cores, choose_port, resolve_device
+from megathunder.rollout.server import ServerProcess, authorization, is_healthy, start_server
+from megathunder.types import ServerAddress
+
+log = logging.getLogger(__name__)
+
+OnRestart = Callable[[ServerAddress], Awaitable[None]]
+PROBE_EVERY_S = 2.0
+
+
+class ServerState(Enum):
+    """Where a server is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DOWN = "down"
+    LOST = "lost"
+
+
+class Slot:
+    """One place of the pool and the server that holds it (`process` is None for a server given by address)."""
+
+    def __init__(self, address: ServerAddress) -> None:
+        self.address = address
+        self.state = ServerState.STARTING
+        self.process: ServerProcess | None = None
+        self.restarts = 0
+
+
+class ServerPool:
+    """Servers named `<name>-<i>` of one model. `policy_version` is what a started server calls its first weights."""
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        model: Path,
+        *,
+        folder: Path,
+        name: str = "rollout",
+        urls: tuple[str, ...] | None = None,
+        servers: int | None = None,
+        policy_version: int = 0,
+        on_restart: OnRestart | None = None,
+    ) -> None:
+        self._config, self._model, self._folder, self._name = config, model, folder, name
+        self._urls = config.urls if urls is None else urls
+        self._count = config.servers if servers is None else servers
+        self._version, self._on_restart = policy_version, on_restart
+        self._slots: list[Slot] = []
+        self._watchers: list[asyncio.Task[None]] = []
+        self._changed = asyncio.Condition()
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def servers(self) -> tuple[ServerAddress, ...]:
+        """Every server that is not lost, ready or not."""
+        return tuple(s.address for s in self._slots if s.state is not ServerState.LOST)
+
+    @property
+    def ready(self) -> tuple[ServerAddress, ...]:
+        """The servers that may get work now."""
+        return tuple(s.address for s in self._slots if s.state is ServerState.READY)
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """Leaders of the process groups this pool started."""
+        return tuple(s.process.pid for s in self._slots if s.process is not None)
+
+    async def start(self) -> None:
+        """Start (or find) every server; returns when all are ready, leaves nothing running when one fails."""
+        self._session = aiohttp.ClientSession(headers=authorization(self._config.api_key))
+        try:
+            if self._urls:
+                self._slots = [self._slot(i, url.rstrip("/")) for i, url in enumerate(self._urls)]
+                await asyncio.gather(*map(self._find, self._slots))
+            else:
+                await self._start_processes()
+        except BaseException:
+            await self.close()
+            raise
+        self._watchers = [asyncio.create_task(self._watch(slot)) for slot in self._slots]
+
+    async def wait_ready(self, timeout_s: float) -> tuple[ServerAddress, ...]:
+        """The ready servers, as soon as there is one; InfrastructureFailure when none is left or none comes in time."""
+        deadline = time.monotonic() + timeout_s
+        async with self._changed:
+            while not self.ready:
+                if not self.servers:
+                    raise InfrastructureFailure(f"every {self._name} server is lost; see the logs in {self._folder}")
+                try:
+                    await asyncio.wait_for(self._changed.wait(), deadline - time.monotonic())
+                except TimeoutError:
+                    raise InfrastructureFailure(f"no {self._name} server was ready within {timeout_s:.0f} s") from None
+        return self.ready
+
+    async def close(self) -> None:
+        """Stop watching and end every server this pool started. Idempotent."""
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        await asyncio.gather(*(slot.process.kill() for slot in self._slots if slot.process))
+        for slot in self._slots:
+            slot.process = None
+            slot.state = ServerState.LOST
+        if self._session:
+            await self._session.close()
+
+    def _slot(self, index: int, url: str) -> Slot:
+        return Slot(ServerAddress(name=f"{self._name}-{index}", url=url))
+
+    async def _start_processes(self) -> None:
+        if not (self._model / "config.json").is_file():
+            raise ConfigError(
+                f"no config.json in {self._model}",
+                expected="a Hugging Face model folder",
+                remedy="give the folder that holds config.json and the weights",
+            )
+        check_cores(self._config.cpu_cores)
+        base, host = self._config.port, self._config.host
+        ports = [choose_port(host, base + i if base else 0) for i in range(self._count)]
+        self._slots = [self._slot(i, f"http://{host}:{port}") for i, port in enumerate(ports)]
+        self._folder.mkdir(parents=True, exist_ok=True)
+        starts = [asyncio.create_task(self._launch(slot, port)) for slot, port in zip(self._slots, ports)]
+        try:
+            await asyncio.gather(*starts)
+        except BaseException:
+            for start in starts:
+                start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+            raise
+        for slot in self._slots:
+            await self._enter(slot, ServerState.READY)
+
+    async def _launch(self, slot: Slot, port: int) -> None:
+        with tracing.span(slot.address.name, "start server"):
+            slot.process = await start_server(
+                self._config,
+                model=self._model,
+                port=port,
+                device=resolve_device(self._config.device),
+                version=self._version,
+                log=self._folder / f"{slot.address.name}.log",
+            )
+
+    async def _find(self, slot: Slot) -> None:
+        if not await is_healthy(self._session, slot.address.url, timeout_s=min(4.0, self._config.request_timeout_s)):
+            raise UserError(
+                f"no healthy server at {slot.address.url}",
+                expected="an SGLang server that answers /health with 200",
+                remedy="start it, mend the address (rollout.urls), or leave the addresses empty to start servers here",
+            )
+        await self._enter(slot, ServerState.READY)
+
+    async def _enter(self, slot: Slot, state: ServerState) -> None:
+        tracing.mark(slot.address.name, state.value)
+        async with self._changed:
+            slot.state = state
+            self._changed.notify_all()
+
+    async def _watch(self, slot: Slot) -> None:
+        while True:
+            reason = await self._until_dead(slot)
+            log.warning("server %s is down: %s", slot.address.name, reason)
+            await self._enter(slot, ServerState.DOWN)
+            try:
+                await self._recover(slot)
+            except Exception as error:  # the edge to another process and to the caller's callback
+                log.error("server %s is lost", slot.address.name, exc_info=error)
+                await self._enter(slot, ServerState.LOST)
+                return
+            await self._enter(slot, ServerState.READY)
+
+    async def _until_dead(self, slot: Slot) -> str:
+        """Returns why the server counts as dead: its process ended, or it answered no probe for `health_timeout_s`."""
+        answered = time.monotonic()
+        while time.monotonic() - answered < self._config.health_timeout_s:
+            if slot.process is not None:
+                with contextlib.suppress(TimeoutError):
+                    status = await asyncio.wait_for(slot.process.exited(), PROBE_EVERY_S)
+                    return f"its process ended with status {status}"
+            else:
+                await asyncio.sleep(PROBE_EVERY_S)
+            if await is_healthy(self._session, slot.address.url, timeout_s=self._config.health_timeout_s / 2):
+                answered = time.monotonic()
+        return f"it answered no health request for {self._config.health_timeout_s:.0f} s"
+
+    async def _recover(self, slot: Slot) -> None:
+        slot.restarts += 1
+        if slot.restarts > self._config.max_restarts:
+            raise InfrastructureFailure(f"it went down {slot.restarts} times; max_restarts={self._config.max_restarts}")
+        if slot.process is not None:
+            await slot.process.kill()
+            slot.process = None
+            port = int(slot.address.url.rpartition(":")[2])
+            await self._launch(slot, port)
+        else:
+            await self._until_back(slot)
+        old = slot.address
+        slot.address = ServerAddress(name=old.name, url=old.url, incarnation=old.incarnation + 1)
+        if self._on_restart is not None:
+            await self._on_restart(slot.address)
+
+    async def _until_back(self, slot: Slot) -> None:
+        deadline = time.monotonic() + self._config.startup_timeout_s
+        while not await is_healthy(self._session, slot.address.url, timeout_s=5.0):
+            if time.monotonic() > deadline:
+                raise InfrastructureFailure(f"{slot.address.url} did not come back in time")
+            await asyncio.sleep(PROBE_EVERY_S)

@@ -1,0 +1,83 @@
+"""What SGLang's HTTP endpoints take and answer: the fields used here, checked on arrival.
+
+Log-probabilities are those at the sampling temperature. A token id outside the vocabulary or a missing log-probability
+is a decoding error (msgspec.ValidationError), never a silent default.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+TokenLogprob = tuple[float | None, int, str | None]  # (log-probability, token id, text); None for the first input token
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`sampling_params` of a request. `sampling_seed` draws the same tokens for the same request again."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    sampling_seed: int | None = None
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Body of POST /generate."""
+
+    input_ids: tuple[int, ...]
+    sampling_params: SamplingParams
+    rid: str
+    return_logprob: bool = False
+    logprob_start_len: int = -1
+
+
+class FinishReason(msgspec.Struct, frozen=True, kw_only=True):
+    """`type` is stop, length or abort."""
+
+    type: str
+    message: str = ""
+
+
+class VersionSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """Sampled tokens [start, end) have weights of `version`."""
+
+    version: str
+    start: int
+    end: int
+
+
+class MetaInfo(msgspec.Struct, frozen=True, kw_only=True):
+    finish_reason: FinishReason | None
+    weight_version: str
+    weight_versions: tuple[VersionSpan, ...] | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_token_logprobs: tuple[TokenLogprob, ...] = ()
+    input_token_logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class GenerateAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of POST /generate."""
+
+    output_ids: tuple[int, ...]
+    meta_info: MetaInfo
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of GET /model_info."""
+
+    model_path: str
+    weight_version: str
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of the weight endpoints."""
+
+    success: bool
+    message: str = ""
+
+
+def policy_version(text: str) -> int:
+    """Weight versions are decimal integers; -1 for a server that never got one (SGLang says `default`)."""
+    return int(text) if text.isdecimal() else -1
