@@ -20,7 +20,7 @@ def settings(hf: dict[str, Any]) -> dict[str, Any]:
     dense, step = set(hf.get("mlp_only_layers") or ()), hf.get("decoder_sparse_step", 1)
     return dense_settings(hf) | {
         "qk_layernorm": True,
-        "num_moe_experts": hf["num_experts"],
+        "num_moe_experts": hf.get("num_experts") or hf["num_local_experts"],
         "moe_router_topk": hf["num_experts_per_tok"],
         "moe_ffn_hidden_size": hf["moe_intermediate_size"],
         "moe_layer_freq": [int(l not in dense and (l + 1) % step == 0) for l in layers],

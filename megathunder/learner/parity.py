@@ -1,0 +1,162 @@
+"""Compares a model in its layout with transformers on the same folder: logits and every parameter gradient.
+
+    rows -> packed micro-batch -> Megatron logits [T, V]               against   transformers' logits of each row alone
+    loss = sum over rows and tokens of -log pi(next token)             gradients brought to Hugging Face names by export
+
+Called by tools/parity.py and the equality tests, in every rank of one cell; the leader holds the reference and answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region, vocab_parallel_cross_entropy
+from torch import Tensor
+
+from megathunder.learner.attention import AttentionContext, RowSpan
+from megathunder.learner.model import ModelBundle
+from megathunder.learner.weights import export_tensors
+from megathunder.learner.weights.hf_files import FusedPart
+
+Rows = Sequence[Sequence[int]]
+_ROW_LENGTHS = (11, 5, 8, 1, 7)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differences:
+    """Largest absolute difference of a logit, and largest over parameters of max |dg| / max |g|."""
+
+    logits: float
+    gradients: float
+    worst_parameter: str
+
+
+def sample_rows(vocab_size: int) -> list[list[int]]:
+    """A few rows of different lengths, the same on every rank."""
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(0, vocab_size, (n,), generator=generator).tolist() for n in _ROW_LENGTHS]
+
+
+def compare(bundle: ModelBundle, rows: Rows | None = None) -> Differences | None:
+    """Differences from transformers on the leader of the cell, None elsewhere; every rank of the cell calls it."""
+    rows = rows or sample_rows(bundle.vocab_size)
+    logits, gradients = forward_backward(bundle, rows)
+    exported = {}
+    for name, gradient in gradients:
+        exported[name] = gradient.clone()
+    if not bundle.layout.leads_cell:
+        return None
+    reference = _load_reference(bundle)
+    wanted = _reference_logits(reference, rows)
+    got = logits[: wanted.shape[0], : bundle.vocab_size].cpu()
+    worst, relative = "", 0.0
+    for name, gradient in exported.items():
+        expected = _reference_gradient(reference, name)
+        scale = expected.abs().max().clamp_min(1e-12)
+        difference = float((gradient.cpu() - expected).abs().max() / scale)
+        if difference >= relative:
+            worst, relative = name, difference
+    return Differences(
+        logits=float((got - wanted).abs().max()), gradients=relative, worst_parameter=worst
+    )
+
+
+def forward_backward(bundle: ModelBundle, rows: Rows) -> tuple[Tensor, Iterator[tuple[str, Tensor]]]:
+    """One packed micro-batch through Megatron's schedule (any pipeline): logits [T, V] and gradients by HF name."""
+    layout, config = bundle.layout, bundle.transformer_config
+    context = AttentionContext.of(
+        [RowSpan(length=len(row)) for row in rows], layout.device, pad_to=layout.tensor if config.sequence_parallel else 1
+    )
+    tokens = torch.zeros(1, context.tokens, dtype=torch.int64, device=layout.device)
+    targets, weights = tokens.clone(), torch.zeros(1, context.tokens, device=layout.device)
+    for start, row in zip(context.row_starts, rows, strict=False):
+        tokens[0, start : start + len(row)] = torch.tensor(row)
+        targets[0, start : start + len(row) - 1] = torch.tensor(row[1:])
+        weights[0, start : start + len(row) - 1] = 1.0
+    seen: list[Tensor] = []
+
+    def loss(logits: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        seen.append(logits.detach())
+        # The fused cross entropy writes into its argument.
+        losses = vocab_parallel_cross_entropy(logits.clone().transpose(0, 1), targets.transpose(0, 1))
+        total = (losses * weights.transpose(0, 1)).sum()
+        return total, {"loss": total.detach().clone()}
+
+    def step(data: Any, model: torch.nn.Module) -> tuple[Tensor, Any]:
+        output = model(tokens, context.position_ids[None], None, packed_seq_params=context)
+        return output, loss
+
+    models = [_with_gradient_buffers(bundle, stage, first=i == 0) for i, stage in enumerate(bundle.stages)]
+    chunks = len(models)
+    get_forward_backward_func()(
+        forward_step_func=step,
+        data_iterator=[iter(())] * chunks if chunks > 1 else iter(()),
+        model=models if chunks > 1 else models[0],
+        num_microbatches=1 if chunks == 1 else layout.pipeline,
+        seq_length=context.tokens,
+        micro_batch_size=1,
+        forward_only=False,
+    )
+    finalize_model_grads(models)
+    gradients = export_tensors(bundle, lambda p: p.main_grad, dtype=_gradient_dtype(bundle), buffers=False)
+    return _gather_logits(bundle, seen, context.tokens), gradients
+
+
+def _with_gradient_buffers(bundle: ModelBundle, stage: torch.nn.Module, *, first: bool) -> DistributedDataParallel:
+    config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=False)
+    model = DistributedDataParallel(bundle.transformer_config, config, stage, disable_bucketing=not first)
+    model.zero_grad_buffer()
+    return model
+
+
+def _gradient_dtype(bundle: ModelBundle) -> torch.dtype:
+    return next(bundle.stages[0].parameters()).main_grad.dtype
+
+
+def _gather_logits(bundle: ModelBundle, seen: list[Tensor], tokens: int) -> Tensor:
+    """Full logits [T, V] on every rank of the pipeline group."""
+    layout = bundle.layout
+    full = torch.empty(tokens, bundle.padded_vocab_size, dtype=bundle.transformer_config.params_dtype)
+    full = full.to(layout.device)
+    if seen:
+        full = gather_from_tensor_model_parallel_region(seen[0])[0].contiguous()
+    if layout.pipeline > 1:
+        last = parallel_state.get_pipeline_model_parallel_last_rank()
+        dist.broadcast(full, last, group=parallel_state.get_pipeline_model_parallel_group())
+    return full
+
+
+def _load_reference(bundle: ModelBundle) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        bundle.folder, dtype=bundle.transformer_config.params_dtype, attn_implementation="eager"
+    ).eval()
+
+
+def _reference_logits(reference: torch.nn.Module, rows: Rows) -> Tensor:
+    """Logits [T, V] of each row alone, laid end to end; leaves the gradients on the reference's parameters."""
+    every = []
+    for row in rows:
+        ids = torch.tensor([list(row)])
+        logits = reference(ids).logits[0]
+        if len(row) > 1:
+            F.cross_entropy(logits[:-1], ids[0, 1:], reduction="sum").backward()
+        every.append(logits.detach())
+    return torch.cat(every)
+
+
+def _reference_gradient(reference: torch.nn.Module, name: str) -> Tensor:
+    parameters = dict(reference.named_parameters())
+    if name in parameters:
+        return parameters[name].grad
+    fused = FusedPart.named(name)
+    return fused.of(parameters[fused.stored].grad[fused.expert : fused.expert + 1])
