@@ -111,6 +111,7 @@ def transformer_config_of(hf: dict[str, Any], family: Family, config: LearnerCon
         "pipeline_dtype": dtype,
         "bf16": dtype is torch.bfloat16,
         "use_cpu_initialization": True,
+        "moe_token_dispatcher_type": "alltoall",  # the one that takes micro-batches of any length
         "tensor_model_parallel_size": config.tensor_parallel,
         "pipeline_model_parallel_size": config.pipeline_parallel,
         "context_parallel_size": config.context_parallel,
@@ -128,7 +129,6 @@ def transformer_config_of(hf: dict[str, Any], family: Family, config: LearnerCon
     settings = family.settings(hf)
     if settings.get("num_moe_experts"):
         fields |= {
-            "moe_token_dispatcher_type": "alltoall",
             "moe_router_load_balancing_type": "none",
             "moe_aux_loss_coeff": 0.0,
             "moe_router_dtype": "fp64" if dtype is torch.float64 else "fp32",

@@ -149,9 +149,7 @@ def check_layout(config: LearnerConfig, world: int) -> None:
     tensor, pipeline, context = config.tensor_parallel, config.pipeline_parallel, config.context_parallel
     expert_tensor = config.expert_tensor_parallel or tensor
     _must_divide("tensor x pipeline x context parallel", tensor * pipeline * context, world)
-    _must_divide(
-        "expert x expert-tensor x pipeline parallel", config.expert_parallel * expert_tensor * pipeline, world
-    )
+    _must_divide("expert x expert-tensor x pipeline parallel", config.expert_parallel * expert_tensor * pipeline, world)
     if config.sequence_parallel and tensor == 1:
         raise ConfigError(
             "learner.sequence_parallel is on with tensor_parallel 1",

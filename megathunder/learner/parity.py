@@ -64,17 +64,14 @@ def compare(bundle: ModelBundle, rows: Rows | None = None) -> Differences | None
         difference = float((gradient.cpu() - expected).abs().max() / scale)
         if difference >= relative:
             worst, relative = name, difference
-    return Differences(
-        logits=float((got - wanted).abs().max()), gradients=relative, worst_parameter=worst
-    )
+    return Differences(logits=float((got - wanted).abs().max()), gradients=relative, worst_parameter=worst)
 
 
 def forward_backward(bundle: ModelBundle, rows: Rows) -> tuple[Tensor, Iterator[tuple[str, Tensor]]]:
     """One packed micro-batch through Megatron's schedule (any pipeline): logits [T, V] and gradients by HF name."""
     layout, config = bundle.layout, bundle.transformer_config
-    context = AttentionContext.of(
-        [RowSpan(length=len(row)) for row in rows], layout.device, pad_to=layout.tensor if config.sequence_parallel else 1
-    )
+    pad_to = layout.tensor if config.sequence_parallel else 1
+    context = AttentionContext.of([RowSpan(length=len(row)) for row in rows], layout.device, pad_to=pad_to)
     tokens = torch.zeros(1, context.tokens, dtype=torch.int64, device=layout.device)
     targets, weights = tokens.clone(), torch.zeros(1, context.tokens, device=layout.device)
     for start, row in zip(context.row_starts, rows, strict=False):

@@ -20,19 +20,23 @@ def settings(hf: dict[str, Any]) -> dict[str, Any]:
     chosen_groups = {"moe_router_num_groups": groups, "moe_router_group_topk": hf["topk_group"]} if groups > 1 else {}
     shared = hf.get("n_shared_experts", 0) * hf["moe_intermediate_size"]
     dense = hf.get("first_k_dense_replace", 1)
-    return dense_settings(hf) | chosen_groups | {
-        "qk_layernorm": bool(hf.get("use_qk_norm", False)),
-        "num_moe_experts": hf["n_routed_experts"],
-        "moe_router_topk": hf["num_experts_per_tok"],
-        "moe_ffn_hidden_size": hf["moe_intermediate_size"],
-        "moe_shared_expert_intermediate_size": shared or None,
-        "moe_layer_freq": [int(l >= dense) for l in range(hf["num_hidden_layers"])],
-        "moe_router_score_function": "sigmoid",
-        "moe_router_pre_softmax": True,
-        "moe_router_enable_expert_bias": True,
-        "moe_router_bias_update_rate": 0.0,
-        "moe_router_topk_scaling_factor": hf.get("routed_scaling_factor", 1.0),
-    }
+    return (
+        dense_settings(hf)
+        | chosen_groups
+        | {
+            "qk_layernorm": bool(hf.get("use_qk_norm", False)),
+            "num_moe_experts": hf["n_routed_experts"],
+            "moe_router_topk": hf["num_experts_per_tok"],
+            "moe_ffn_hidden_size": hf["moe_intermediate_size"],
+            "moe_shared_expert_intermediate_size": shared or None,
+            "moe_layer_freq": [int(l >= dense) for l in range(hf["num_hidden_layers"])],
+            "moe_router_score_function": "sigmoid",
+            "moe_router_pre_softmax": True,
+            "moe_router_enable_expert_bias": True,
+            "moe_router_bias_update_rate": 0.0,
+            "moe_router_topk_scaling_factor": hf.get("routed_scaling_factor", 1.0),
+        }
+    )
 
 
 FAMILY = Family(

@@ -133,4 +133,3 @@ def dense_settings(hf: dict[str, Any]) -> dict[str, Any]:
 def head_dimensions(hf: dict[str, Any]) -> int:
     """Dimensions of one attention head."""
     return int(hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"])
-

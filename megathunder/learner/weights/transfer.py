@@ -128,9 +128,7 @@ def _plan(
     holdings = []
     for megatron, tensor in mine.items():
         part, _ = _part(bundle, resolve(bundle.family, megatron))
-        holdings.append(
-            _Holding(megatron=megatron, part=part, shape=tuple(tensor.shape), dtype=dtype or tensor.dtype)
-        )
+        holdings.append(_Holding(megatron=megatron, part=part, shape=tuple(tensor.shape), dtype=dtype or tensor.dtype))
     everyone: list[list[_Holding]] = [holdings]
     if len(bundle.layout.cell_ranks) > 1:
         everyone = [[] for _ in bundle.layout.cell_ranks]
