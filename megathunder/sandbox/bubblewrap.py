@@ -115,7 +115,9 @@ def arguments(config: SandboxConfig, who: Identity, seccomp: int) -> list[str]:
     return line + [*map(str, limits), platform.machine(), str(int(who.own_uid))]
 
 
-def spawn(config: SandboxConfig, who: Identity, errors: int = subprocess.DEVNULL) -> tuple[subprocess.Popen, socket.socket]:
+def spawn(
+    config: SandboxConfig, who: Identity, errors: int = subprocess.DEVNULL
+) -> tuple[subprocess.Popen, socket.socket]:
     """Starts a sandbox; frames are spoken over the socket. `errors` is where bwrap's complaints go."""
     ours, theirs = socket.socketpair()
     seccomp = os.open(f"/proc/self/fd/{filter_file()}", os.O_RDONLY)

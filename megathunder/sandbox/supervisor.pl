@@ -25,7 +25,7 @@ my %NUMBERS = (    # prctl, prlimit64, clock_gettime, getrusage, statfs, capset
     x86_64  => [157, 302, 228, 98,  137, 126],
     aarch64 => [167, 261, 113, 165, 43,  91],
 );
-my ($PRCTL, $PRLIMIT, $CLOCK, $RUSAGE, $STATFS, $CAPSET) = @{ $NUMBERS{$machine} or die "machine $machine is not supported\n" };
+my ($PRCTL, $PRLIMIT, $CLOCK, $RUSAGE, $STATFS, $CAPSET) = @{ $NUMBERS{$machine} or die };
 my %LIMITS = (     # RLIMIT number => value
     0 => $cpu_s, 1 => 256 * $MB, 4 => 0, 6 => $processes, 7 => 256, 8 => 65536, 9 => $memory_mb * $MB, 12 => 0,
 );
@@ -257,5 +257,6 @@ sub answer {
     my ($sink, $status, $fault, $cpu) = @_;
     my ($code, $signal) = defined $status ? ($status >> 8, $status & 127) : (-1, 9);
     my $dropped = $sink->{total} - length($sink->{head}) - length($sink->{tail});
-    return join(' ', $code, $signal, $cpu, $dropped, length $sink->{head}, $fault) . "\n" . $sink->{head} . $sink->{tail};
+    my $header = join ' ', $code, $signal, $cpu, $dropped, length $sink->{head}, $fault;
+    return "$header\n$sink->{head}$sink->{tail}";
 }

@@ -1,8 +1,8 @@
 """Scripted demonstrations of the shell tasks: sound ones for a teacher, mostly unsound ones for a student.
 
 A sloppy demonstrator is sound with probability `soundness`, else it follows a wrong habit: it counts lines where it
-should read, stops at the first link, reports "busy" as a result, says "done" without editing. A policy that imitates it is
-wrong when greedy and right sometimes when sampled, so that reinforcement learning has to change the mode.
+should read, stops at the first link, reports "busy" as a result, says "done" without editing. A policy that imitates
+it is wrong when greedy and right sometimes when sampled, so that reinforcement learning has to change the mode.
 Called by tools/make_policies.py.
 """
 
