@@ -9,8 +9,8 @@
 
 A group closes when every trajectory is rewarded or lost: coefficients, or nothing to do at all where rewards are equal.
 Every chain that may have become runnable is handed to `place`. Called by the scheduler. Refuses (IllegalMove) events of
-unknown trajectories, turns out of order, a second and different reward, a loss after a reward; (StalePolicyError) tokens
-of another policy version; (InfrastructureFailure) a loss under on_lost = "fail".
+unknown trajectories, turns out of order, a second and different reward, a loss after a reward; (StalePolicyError)
+tokens of another policy version; (InfrastructureFailure) a loss under on_lost = "fail".
 """
 
 from __future__ import annotations
@@ -123,6 +123,8 @@ class Board:
             case TrajectoryLost():
                 self._lost(attempt, event.reason)
         self._resolve(attempt.group)
+        for chain in attempt.chains:
+            self._place(chain)
 
     def _turn(self, attempt: Attempt, event: TurnCompleted) -> None:
         self._check_versions(event.segments, count=not self.grouped)

@@ -8,9 +8,9 @@ Order, first that has something for this cell:
     5. content-ready work                reward unknown, an accumulator each
     6. forward passes of finished turns
 
-Work-conserving: a cell gets None only if nothing runnable exists for it. A group is bound to the cell that first works for
-it while its coefficients are unknown; a chain is bound to the cell that holds its keys and values. Deterministic: the order
-of events and of requests decides everything. Called by the scheduler.
+Work-conserving: a cell gets None only if nothing runnable exists for it. A group is bound to the cell that first
+works for it while its coefficients are unknown; a chain is bound to the cell that holds its keys and values.
+Deterministic: the order of events and of requests decides everything. Called by the scheduler.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class Dispatcher:
         self._board = board
         self._planner = Planner(config, board)
         self._lanes = Lanes()
-        self.gates = Gates(cells=cells, max_open_groups=streaming.max_open_groups, max_own=streaming.max_own_accumulators)
+        self.gates = Gates(
+            cells=cells, max_open_groups=streaming.max_open_groups, max_own=streaming.max_own_accumulators
+        )
         exact = config.learner.accumulator == "exact"
         # One row an item where packing would change the rounding of a contribution.
         self._limits = PackLimits(tokens=streaming.pack_tokens, rows=1 if exact else streaming.pack_rows)

@@ -1,6 +1,6 @@
-"""Admission: how many groups with unknown coefficients a cell holds accumulators for, and how many trajectories without a
-reward. A group is bound to the cell that first works for it while its coefficients are unknown, so that only that cell
-holds its accumulators. Called by the dispatcher.
+"""Admission: how many groups with unknown coefficients a cell holds accumulators for, and how many trajectories
+without a reward. A group is bound to the cell that first works for it while its coefficients are unknown, so that
+only that cell holds its accumulators. Called by the dispatcher.
 """
 
 from __future__ import annotations

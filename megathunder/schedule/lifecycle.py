@@ -4,8 +4,8 @@
     any state before APPLIED -> DROPPED (with a reason)
 
 REWARDED reads "its weight's last input is known": the reward of a trajectory, the teacher's score of a turn. FOLDED
-means that the gradient is in the batch accumulator. Called by the ledger. Refuses (IllegalMove) every move that is not in
-the table, a state entered twice, and FOLDED before both of its inputs.
+means that the gradient is in the batch accumulator. Called by the ledger. Refuses (IllegalMove) every move that is
+not in the table, a state entered twice, and FOLDED before both of its inputs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which ready chains share a micro-batch: same target, same kind of pass, tokens and rows within the limits.
 
-Greedy in order of readiness, so the result is a function of the event order alone. A row longer than the limit runs alone.
-Called by the dispatcher.
+Greedy in order of readiness, so the result is a function of the event order alone. A row longer than the limit runs
+alone. Called by the dispatcher.
 """
 
 from __future__ import annotations

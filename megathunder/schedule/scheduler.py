@@ -5,7 +5,7 @@
     whenever a cell finishes         scheduler.on_done(done, now)
     after either, each free cell     command = scheduler.next_work(cell, now)      Differentiate | Fold | None
     until                            scheduler.finished
-    then the barrier                 TakeStep(normaliser=scheduler.normaliser, skip=scheduler.skip); scheduler.on_step(...)
+    then the barrier                 TakeStep(normaliser=scheduler.normaliser, skip=scheduler.skip), on_step(stepped)
 
     event                 may make runnable                                  command (accumulator)
     TurnCompleted         forward of the turn (release turn_forward)         Differentiate(last=False)
@@ -15,8 +15,8 @@
     the group's last      closure                                            Fold(class, moment, own -> batch)
     TrajectoryLost        discard of an own; closure over the survivors      Fold(free)
 
-Pure: no clock, no I/O, no randomness; `now` is whatever clock the caller has, in seconds. Called by loop.py and simulator/.
-Refuses what board.py and lifecycle.py refuse.
+Pure: no clock, no I/O, no randomness; `now` is whatever clock the caller has, in seconds. Called by loop.py and
+simulator/. Refuses what board.py and lifecycle.py refuse.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from megathunder.types import Differentiate, Done, Event, Fold
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleReport:
-    """What an update's schedule did. Seconds are sums over cells; `wasted_share` is the share of the tokens given to the
-    learner that belonged to groups or trajectories which ended with no weight."""
+    """What an update's schedule did. Seconds are sums over cells; `wasted_share` is the share of the tokens given to
+    the learner that belonged to groups or trajectories which ended with no weight."""
 
     counts: LedgerCounts
     busy_s: float
@@ -55,7 +55,8 @@ class ScheduleReport:
 
 
 class UpdateScheduler:
-    """See the module docstring. `group_sizes` are the trajectories of each group; `cells` how many learner cells pull."""
+    """See the module docstring. `group_sizes` are the trajectories of each group; `cells` how many learner cells
+    pull."""
 
     def __init__(
         self, config: Config, update: int, policy_version: int, group_sizes: Iterable[int], cells: int = 1
@@ -118,9 +119,7 @@ class UpdateScheduler:
     def finished(self) -> bool:
         """Every trajectory has ended, every contribution is folded or dropped, every accumulator is free."""
         board = self._board
-        return (
-            board.unended == 0 and board.replacements_due == 0 and board.ledger.settled and self._dispatcher.idle
-        )
+        return board.unended == 0 and board.replacements_due == 0 and board.ledger.settled and self._dispatcher.idle
 
     @property
     def normaliser(self) -> float:

@@ -1,8 +1,8 @@
 """What the scheduler knows of an update: groups of attempts, attempts of chains, chains of turns.
 
-    Group    trajectories of one prompt: distinct rewards so far, coefficients once closed, accumulators it holds, its cell
+    Group    trajectories of one prompt: distinct rewards so far, coefficients once closed, accumulators held, its cell
     Attempt  one trajectory: ended, lost, shaped reward
-    Chain    one row of it: turns that extend each other, how far the learner is (`context` turns), where its gradient is
+    Chain    one row of it: turns that extend each other, how far the learner is (`context` turns), where its gradient
 
 Mutable, owned by one scheduler, seen by nobody else.
 """

@@ -1,7 +1,7 @@
 """A learner on numbers: the gradient of token t is h(t), half of which is deferred to the replay under release "turn".
 
-It executes Differentiate and Fold as the real cells do, and fails on what they could not do: an accumulator that does not
-exist, context that this cell does not hold, a token trained twice.
+It executes Differentiate and Fold as the real cells do, and fails on what they could not do: an accumulator that does
+not exist, context that this cell does not hold, a token trained twice.
 """
 
 from __future__ import annotations

@@ -146,15 +146,21 @@ def interleave_scores(turns, scores, completed, rng):
 
 def opd_gradient(turns) -> float:
     return math.fsum(
-        (p - teacher(t)) * h(t) for e in turns for t, p in zip(e.segments[-1].token_ids, e.segments[-1].logprobs, strict=True)
+        (p - teacher(t)) * h(t)
+        for e in turns
+        for t, p in zip(e.segments[-1].token_ids, e.segments[-1].logprobs, strict=True)
     )
 
 
 def test_worked_check_gives_the_same_gradient_in_all_120_arrival_orders() -> None:
     rewards, gradients = [1, 0, 0, 1, 1], [2, -1, 3, 0.5, -2]
-    config = Config(grpo=GrpoConfig(advantage="sample_std", epsilon=1e-6), loss=LossConfig(normalisation="constant", constant=5))
+    config = Config(
+        grpo=GrpoConfig(advantage="sample_std", epsilon=1e-6), loss=LossConfig(normalisation="constant", constant=5)
+    )
     trajectories = [make_trajectory(0, i, [1], action=1) for i in range(5)]
-    weight = {t.rows[0].token_ids[-1]: g / h(t.rows[0].token_ids[-1]) for t, g in zip(trajectories, gradients, strict=True)}
+    weight = {
+        t.rows[0].token_ids[-1]: g / h(t.rows[0].token_ids[-1]) for t, g in zip(trajectories, gradients, strict=True)
+    }
     for order in itertools.permutations(range(5)):
         events = [e for i in order for e in grpo_events(trajectories[i], rewards[i])]
         outcome = drive(config, [5], events, seed=hash(order))
