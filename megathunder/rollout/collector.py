@@ -109,6 +109,10 @@ class Collector:
                     await self._sample_and_grade(task, report, settings, workspace, scorer)
             except InfrastructureFailure as failure:
                 report.lost(str(failure))
+            except asyncio.CancelledError:
+                if scorer is not None:
+                    scorer.cancel()
+                raise
             finally:
                 await workspace.close()
         if scorer is not None:
@@ -188,9 +192,13 @@ class Scorer:
         try:
             await asyncio.gather(*self._tasks)
         finally:
-            for task in self._tasks:
-                task.cancel()
-            self._teacher.forget(self._report.id)
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Stop what is still asked for. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        self._teacher.forget(self._report.id)
 
     async def _score(self, turn: TurnCompleted, token_ids: tuple[int, ...]) -> None:
         action = turn.segments[-1]

@@ -1,6 +1,6 @@
 """Which server takes a request: the trajectory's home while that is ready, else the one with the least in flight.
 
-    router.place(trajectory, tokens, ready) -> server        router.done(server, tokens)        router.forget(trajectory)
+    router.place(trajectory, tokens, ready) -> server    router.done(server, tokens)    router.forget(trajectory)
 
 A trajectory that stays with one server finds its earlier turns in that server's prefix cache. Called by `engine.py`;
 another policy is another class with these three methods.

@@ -202,8 +202,8 @@ class ServerPool:
             await self._enter(slot, ServerState.READY)
 
     async def _until_dead(self, slot: Slot) -> str:
-        """Returns why the server counts as dead: its process ended, it refused a probe made on suspicion, or it answered
-        none for `health_timeout_s`."""
+        """Returns why the server counts as dead: its process ended, it refused a probe made on suspicion, or it
+        answered none for `health_timeout_s`."""
         answered = time.monotonic()
         limit_s = self._config.health_timeout_s
         while time.monotonic() - answered < limit_s:
