@@ -240,8 +240,8 @@ class Differentiate(Wire):
                    scale and target mean nothing yet                  and target are those of the whole chain
 
     Tokens before `context_tokens` were forwarded by this cell for the same (trajectory, row); context_tokens = 0 starts
-    anew and forgets what was cached. A row with context_tokens = T adds no tokens: it replays what is deferred (or runs the
-    reverse pass), and with an all-zero mask and nothing deferred it only frees the cache.
+    anew and forgets what was cached. A row with context_tokens = T adds no tokens: it replays what is deferred (or runs
+    the reverse pass), and with an all-zero mask and nothing deferred it only frees the cache.
     """
 
     item: int

@@ -109,7 +109,8 @@ class Board:
             raise IllegalMove(
                 f"{type(event).__name__} of {TrajectoryId(*identity)}, which update {self.update} did not ask for"
             )
-        if attempt.ended and not isinstance(event, (Rewarded, TurnScored)):
+        late = isinstance(event, (Rewarded, TurnScored)) or (isinstance(event, TrajectoryLost) and not attempt.lost)
+        if attempt.ended and not late:
             raise IllegalMove(f"{type(event).__name__} of {attempt.id}, which has already ended")
         match event:
             case TurnCompleted():
@@ -241,8 +242,8 @@ class Board:
             raise InfrastructureFailure(f"trajectory {attempt.id} is lost ({reason}) and streaming.on_lost is 'fail'")
         if attempt.raw_reward is not None:
             raise IllegalMove(f"{attempt.id} lost after it was rewarded")
+        self.unended -= not attempt.ended  # it may be lost to its verifier after it completed
         attempt.ended = attempt.lost = True
-        self.unended -= 1
         if not self.grouped:
             self._cut_to_scored(attempt)
         elif not attempt.group.worthless:

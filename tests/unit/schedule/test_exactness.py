@@ -72,7 +72,7 @@ def test_grpo_gradient_equals_the_barrier_gradient(
         [(make_trajectory(g, i, [rng.randint(1, 3) for _ in range(rng.randint(1, 2))]), r) for i, r in enumerate(group)]
         for g, group in enumerate(rewards)
     ]
-    events = interleave([grpo_events(t, r) for group in groups for t, r in group], rng)
+    events = interleave([grpo_events(t, r, lost_late=rng.random() < 0.5) for group in groups for t, r in group], rng)
     outcome = drive(config, [len(g) for g in groups], events, cells=cells, seed=seed)
 
     expected, z, scale_sum = [], 0.0, 0.0

@@ -70,8 +70,8 @@ def drive(
         else:
             raise AssertionError(f"starvation: {scheduler.ledger.counts}")
         assert now < 1e5
-    # Only rewards of groups that were dropped as a whole may come too late to matter.
-    assert all(isinstance(e, Rewarded) for e in queue) and not busy, "finished while work is outstanding"
+    # Only what verifiers say of groups that were dropped as a whole may come too late to matter.
+    assert all(isinstance(e, (Rewarded, TrajectoryLost)) for e in queue) and not busy, "finished while work is outstanding"
     return outcome
 
 
@@ -131,12 +131,13 @@ def score_events(trajectory: Trajectory) -> list[TurnScored]:
     ]
 
 
-def grpo_events(trajectory: Trajectory, reward: float | None) -> list[Event]:
-    """All events of one trajectory in causal order; reward None: it is lost after its first turn."""
+def grpo_events(trajectory: Trajectory, reward: float | None, *, lost_late: bool = False) -> list[Event]:
+    """All events of one trajectory in causal order; reward None: it is lost after its first turn, or to its verifier."""
     turns = turn_events(trajectory)
-    if reward is None:
-        return [*turns[:1], TrajectoryLost(id=trajectory.id, reason="server", at_s=0)]
     completed = TrajectoryCompleted(trajectory=trajectory, at_s=0)
+    if reward is None:
+        done = [*turns, completed] if lost_late else turns[:1]
+        return [*done, TrajectoryLost(id=trajectory.id, reason="server", at_s=0)]
     return [*turns, completed, Rewarded(id=trajectory.id, reward=reward, verifier_s=0, at_s=0)]
 
 
