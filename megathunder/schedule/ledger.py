@@ -33,16 +33,13 @@ class LedgerCounts:
     folded: int
     applied: int
     open: int
-    dropped: tuple[tuple[str, int], ...]
-    """(reason, count), sorted by reason."""
-
-    @property
-    def dropped_total(self) -> int:
-        return sum(n for _, n in self.dropped)
+    dropped: int
+    dropped_by_reason: dict[str, int]
+    """Reason to count, sorted by reason."""
 
     @property
     def balanced(self) -> bool:
-        return self.registered == self.applied + self.dropped_total
+        return self.registered == self.applied + self.dropped
 
 
 class Ledger:
@@ -104,5 +101,6 @@ class Ledger:
             folded=states[State.FOLDED],
             applied=states[State.APPLIED],
             open=len(self._paths) - ended,
-            dropped=tuple(sorted((r.value, n) for r, n in self._reasons.items())),
+            dropped=states[State.DROPPED],
+            dropped_by_reason=dict(sorted((r.value, n) for r, n in self._reasons.items())),
         )

@@ -35,19 +35,24 @@ from megathunder.types import Differentiate, Done, Event, Fold
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleReport:
-    """What an update's schedule did. Seconds are sums over cells; `wasted_share` is the share of the tokens given to
-    the learner that belonged to groups or trajectories which ended with no weight."""
+    """What an update's schedule did. Seconds are sums over cells; `wasted_tokens` are those of `given_tokens` that
+    belonged to groups or trajectories which ended with no weight."""
 
     counts: LedgerCounts
     busy_s: float
     idle_s: float
     blocked_s: float
-    wasted_share: float
+    given_tokens: int
+    wasted_tokens: int
     peak_open_groups: int
     trajectories_lost: int
     groups_zero_advantage: int
     tokens_by_lag: tuple[tuple[int, int], ...]
     """(lag, sampled tokens), the zero-staleness certificate."""
+
+    @property
+    def wasted_share(self) -> float:
+        return self.wasted_tokens / self.given_tokens if self.given_tokens else 0.0
 
     @property
     def policy_lag_max(self) -> int:
@@ -143,7 +148,6 @@ class UpdateScheduler:
         """Counts and times so far."""
         times = [clock.time for clock in self._clocks]
         chains = [c for g in self._board.groups for c in g.chains]
-        spent = sum(c.spent_tokens for c in chains)
         attempts = [a for g in self._board.groups for a in g.attempts]
         zero = [g for g in self._board.groups if g.closed and g.coefficients is None and self._board.grouped]
         return ScheduleReport(
@@ -151,7 +155,8 @@ class UpdateScheduler:
             busy_s=sum(t.busy_s for t in times),
             idle_s=sum(t.idle_s for t in times),
             blocked_s=sum(t.blocked_s for t in times),
-            wasted_share=sum(c.spent_tokens for c in chains if c.abandoned) / spent if spent else 0.0,
+            given_tokens=sum(c.spent_tokens for c in chains),
+            wasted_tokens=sum(c.spent_tokens for c in chains if c.abandoned),
             peak_open_groups=self._dispatcher.gates.peak_open,
             trajectories_lost=sum(a.lost for a in attempts),
             groups_zero_advantage=len(zero),

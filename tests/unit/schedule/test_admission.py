@@ -202,7 +202,7 @@ def test_an_equal_group_is_replaced_up_to_the_limit_and_the_ledger_balances() ->
     assert scheduler.add_group(2) == 1 and scheduler.needs_replacement() == 0
     give(scheduler, rewarded(1, 0, 1.0), rewarded(1, 1, 1.0))
     assert scheduler.needs_replacement() == 0 and scheduler.finished and scheduler.skip
-    assert dict(scheduler.ledger.counts.dropped) == {"replaced": 4} and scheduler.ledger.counts.balanced
+    assert scheduler.ledger.counts.dropped_by_reason == {"replaced": 4} and scheduler.ledger.counts.balanced
     assert scheduler.normaliser == 0
 
 
@@ -240,7 +240,7 @@ def test_no_step_drops_what_was_folded() -> None:
     events = [e for i in range(2) for e in rewarded(0, i, float(i))]
     scheduler = drive(Config(), [2], events).scheduler
     scheduler.on_step(False)
-    assert dict(scheduler.ledger.counts.dropped) == {"no_step": 2} and scheduler.ledger.counts.balanced
+    assert scheduler.ledger.counts.dropped_by_reason == {"no_step": 2} and scheduler.ledger.counts.balanced
 
 
 def test_the_same_events_give_the_same_commands() -> None:

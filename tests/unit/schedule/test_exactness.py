@@ -186,7 +186,7 @@ def test_equal_rewards_known_in_time_cost_no_learner_work_and_the_batch_takes_no
         outcome = drive(config, [3] * 4, events)
         assert outcome.commands == [] and outcome.scheduler.skip
         assert outcome.scheduler.report.groups_zero_advantage == 4
-        assert dict(outcome.scheduler.ledger.counts.dropped) == {"equal_rewards": 12}
+        assert outcome.scheduler.ledger.counts.dropped_by_reason == {"equal_rewards": 12}
 
 
 def test_infrastructure_failure_leaves_statistics_to_the_survivors() -> None:

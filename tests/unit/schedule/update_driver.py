@@ -71,7 +71,8 @@ def drive(
             raise AssertionError(f"starvation: {scheduler.ledger.counts}")
         assert now < 1e5
     # Only what verifiers say of groups that were dropped as a whole may come too late to matter.
-    assert all(isinstance(e, (Rewarded, TrajectoryLost)) for e in queue) and not busy, "finished while work is outstanding"
+    late = all(isinstance(e, (Rewarded, TrajectoryLost)) for e in queue)
+    assert late and not busy, "finished while work is outstanding"
     return outcome
 
 
@@ -132,7 +133,7 @@ def score_events(trajectory: Trajectory) -> list[TurnScored]:
 
 
 def grpo_events(trajectory: Trajectory, reward: float | None, *, lost_late: bool = False) -> list[Event]:
-    """All events of one trajectory in causal order; reward None: it is lost after its first turn, or to its verifier."""
+    """Events of one trajectory in causal order; reward None: it is lost after its first turn, or to its verifier."""
     turns = turn_events(trajectory)
     completed = TrajectoryCompleted(trajectory=trajectory, at_s=0)
     if reward is None:
