@@ -81,12 +81,15 @@ class AttentionContext(PackedSeqParams):
     `captured`, when a dict, receives (k, v) [T, groups, head] of this rank's layers, detached.
     `inject` maps a layer number to (dK, dV) [T, groups, head] that backward adds to the gradient of k and v: deferred
     context gradients. It is read when backward runs, so it may be filled after the forward.
+    `predict` [N] are the positions whose next token is trained and `targets` [N] those tokens (see `logprobs.py`).
     """
 
     spans: tuple[RowSpan, ...] = ()
     position_ids: Tensor | None = None  # [T]
     captured: dict[int, KeyValue] | None = None
     inject: dict[int, KeyValue] | None = None
+    predict: Tensor | None = None
+    targets: Tensor | None = None
     cos: Tensor | None = None  # [T, 1, rotary]
     sin: Tensor | None = None
     prefixes: list[Prefix] = field(default_factory=list)

@@ -1,0 +1,1 @@
+"""Named gradient accumulators in the layout of Megatron's gradient buffers: `layout`, `arithmetic`, `store`."""

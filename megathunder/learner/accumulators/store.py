@@ -1,0 +1,139 @@
+"""The accumulators of a cell: one for the batch, some for every open group, handed out from a pool.
+
+    key kind   backward adds into                              at closure
+    batch      Megatron's gradient buffer (with A_i)            -
+    class      C_v                                              batch += (a v + c) C_v
+    moment     a zeroed scratch; S0 += it, S1 += r it           batch += a S1 + c S0
+    own        g_i                                              batch += A_i g_i
+
+`collect(key)` points `param.main_grad` at the right buffers for the backward passes of its body. Under exact
+arithmetic, and for accumulators on host memory, every backward goes through a scratch on the device: Megatron's own
+buffer in exact mode (the batch is then integers elsewhere), a spare one otherwise.
+Called by `learner.py`. Refuses to fold an accumulator that nothing was added to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from megathunder.errors import MegathunderError, UserError
+from megathunder.learner.accumulators.arithmetic import Accumulator, FixedPointArithmetic, FloatArithmetic
+from megathunder.learner.accumulators.layout import GradientLayout
+from megathunder.types import BATCH, AccumulatorKey, Fold
+
+
+class AccumulatorStore:
+    """See the module docstring. `on_host` keeps all but the batch in host memory (pinned where CUDA is present)."""
+
+    def __init__(
+        self, layout: GradientLayout, arithmetic: FloatArithmetic | FixedPointArithmetic, *, on_host: bool = False
+    ) -> None:
+        self.layout, self.arithmetic = layout, arithmetic
+        self._place = torch.device("cpu") if on_host else None
+        home = Accumulator(layout.homes, layout.home_views, [0] * len(layout.homes))
+        self._home = home
+        self.batch = arithmetic.allocate() if arithmetic.exact else home
+        self._open: dict[AccumulatorKey, Accumulator] = {BATCH: self.batch}
+        self._pool: list[Accumulator] = []
+        self._scratch: Accumulator | None = home if arithmetic.exact else None
+        self._through_scratch = arithmetic.exact or on_host
+        self.peak_bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes allocated beyond Megatron's own gradient buffer, the pool and the scratch included."""
+        extra = [*self._open.values(), *self._pool, *([self._scratch] if self._scratch else [])]
+        return sum(_bytes(a) for a in extra if a is not self._home)
+
+    @property
+    def open_keys(self) -> frozenset[AccumulatorKey]:
+        """Keys that hold a gradient, the batch's excepted."""
+        return frozenset(self._open) - {BATCH}
+
+    @contextlib.contextmanager
+    def collect(self, key: AccumulatorKey, *, reward: float = 0.0, coefficient: float = 1.0) -> Iterator[None]:
+        """Backward passes of the body add to `key`: coefficient * gradient for the batch in exact mode (elsewhere the
+        coefficient is in the loss), gradient and reward * gradient for moments."""
+        if key.kind == "moment" and self.arithmetic.exact:
+            raise UserError(
+                f"{key} under accumulator = exact",
+                expected="class accumulators: r and A(r) would be rounded apart, so moments are not order-free",
+                remedy="keep one class accumulator for each distinct reward, or use accumulator = fp32",
+            )
+        direct = not self._through_scratch or (key == BATCH and not self.arithmetic.exact)
+        if direct and key.kind != "moment":
+            self.layout.point(self.of(key).views)
+            yield
+            return
+        scratch = self._zeroed_scratch()
+        self.layout.point(scratch.views)
+        yield
+        if key.kind == "moment":
+            self.arithmetic.deposit(self.of(key._replace(slot=0)), scratch.flats, 1.0)
+            self.arithmetic.deposit(self.of(key._replace(slot=1)), scratch.flats, reward)
+        else:
+            batch = key == BATCH and self.arithmetic.exact
+            self.arithmetic.deposit(self.of(key), scratch.flats, coefficient if batch else self._whole)
+        self.layout.point_home()
+
+    def of(self, key: AccumulatorKey) -> Accumulator:
+        """The accumulator of `key`, zeroed and opened on first use."""
+        found = self._open.get(key)
+        if found is None:
+            found = self._open[key] = self._take()
+            self.peak_bytes = max(self.peak_bytes, self.bytes)
+        return found
+
+    def fold(self, fold: Fold) -> None:
+        """target += coefficient * source for every term in order, then free. Raises where a source does not exist."""
+        for term in fold.terms:
+            if term.source not in self._open:
+                raise MegathunderError(
+                    f"fold of {term.source}: this cell holds {sorted(self.open_keys)}; nothing was added to that key "
+                    "here, or it was freed"
+                )
+            source = self._open[term.source]
+            self.arithmetic.combine(self.of(term.target), source, term.coefficient, batch=term.target == BATCH)
+        for key in fold.free:
+            freed = self._open.pop(key, None)
+            if freed is not None:
+                self._pool.append(freed)
+
+    def clear(self) -> None:
+        """Zero the batch; every group must be closed by now."""
+        self.layout.point_home()
+        self.arithmetic.zero(self.batch)
+        for home in self.layout.homes:
+            home.zero_()
+
+    def abandon(self) -> None:
+        """Drop every open accumulator and clear the batch (an update that is given up)."""
+        for key in self.open_keys:
+            self._pool.append(self._open.pop(key))
+        self.clear()
+
+    def _take(self) -> Accumulator:
+        if self._pool:
+            reused = self._pool.pop()
+            self.arithmetic.zero(reused)
+            return reused
+        return self.arithmetic.allocate(self._place)
+
+    def _zeroed_scratch(self) -> Accumulator:
+        if self._scratch is None:
+            self._scratch = FloatArithmetic(self.layout).allocate()
+            self.peak_bytes = max(self.peak_bytes, self.bytes)
+        for flat in self._scratch.flats:
+            flat.zero_()
+        return self._scratch
+
+    @property
+    def _whole(self) -> float | None:
+        return None if self.arithmetic.exact else 1.0
+
+
+def _bytes(accumulator: Accumulator) -> int:
+    return sum(flat.numel() * flat.element_size() for flat in accumulator.flats)

@@ -1,0 +1,142 @@
+"""The learner of one rank: what the commands of the coordinator do.
+
+    differentiate  forward and backward of a micro-batch into a named accumulator
+    fold           closes a group: batch += coefficient * accumulator
+    take_step      reduces, normalises, clips and steps once; the only collective over cells
+
+    Learner(config, layout).differentiate(Differentiate(...)) -> WorkStats
+
+Every rank of a cell carries out the same commands in the same order. An update trains tokens of one policy version:
+its first command fixes the version, which must have grown since the last step that changed the weights; any other is a
+StalePolicyError. Called by `worker.py`. Refuses what `packing`, `store` and `prefix` refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from megathunder.config.root import Config
+from megathunder.errors import StalePolicyError
+from megathunder.learner.accumulators.arithmetic import FixedPointArithmetic, FloatArithmetic
+from megathunder.learner.accumulators.layout import GradientLayout
+from megathunder.learner.accumulators.store import AccumulatorStore
+from megathunder.learner.backward import Runner, Tally, scaled
+from megathunder.learner.exact import reduce_exactly
+from megathunder.learner.logprobs import attach
+from megathunder.learner.loss import TokenLoss
+from megathunder.learner.model import DTYPES, ModelBundle, build_model
+from megathunder.learner.optimizer import Stepper, wrap
+from megathunder.learner.packing import whole_rows
+from megathunder.learner.parallel import Layout
+from megathunder.learner.price import Price
+from megathunder.learner.weights import export_weights
+from megathunder.types import BATCH, Differentiate, Fold, TakeStep, WorkStats
+
+
+class Learner:
+    """See the module docstring. `bundle` takes a model that is already built."""
+
+    def __init__(self, config: Config, layout: Layout, bundle: ModelBundle | None = None) -> None:
+        settings = config.learner
+        self.layout = layout
+        self.bundle = bundle or build_model(settings, layout)
+        for stage in self.bundle.stages:
+            attach(stage, config.rollout.temperature)
+        self._chunks = wrap(self.bundle, settings)
+        gradients = GradientLayout(self._chunks)
+        exact = settings.accumulator == "exact"
+        self.arithmetic = FixedPointArithmetic(gradients, settings.exact_range) if exact else FloatArithmetic(gradients)
+        self.store = AccumulatorStore(gradients, self.arithmetic, on_host=settings.accumulator_placement == "host")
+        self.stepper = Stepper(self._chunks, gradients, settings, config.run.updates)
+        self._runner = Runner(
+            self._chunks[0],
+            TokenLoss.of(config),
+            device=layout.device,
+            dtype=DTYPES[settings.dtype],
+            pad_to=settings.tensor_parallel if settings.sequence_parallel else 1,
+        )
+        self._price = Price.of(self.bundle.transformer_config, self.bundle.vocab_size)
+        self._version: int | None = None  # of the update in progress
+        self._stale_below = -1
+
+    @property
+    def local_parameters(self) -> int:
+        """Parameters of this rank."""
+        return self.bundle.local_parameters
+
+    def accumulator_budget_bytes(self, open_groups: int, classes: int = 2) -> int:
+        """Bytes that `open_groups` groups of `classes` accumulators each take beyond Megatron's gradient buffer."""
+        each = self.store.layout.elements * (8 if self.arithmetic.exact else self.store.layout.homes[0].element_size())
+        return each * (open_groups * classes + int(self.arithmetic.exact))
+
+    def differentiate(self, command: Differentiate) -> WorkStats:
+        """Add the gradient of the command's rows to its target."""
+        self._check_version(command.policy_version)
+        tally = Tally(self._price)
+        pieces = whole_rows(command.rows)
+        if self.arithmetic.exact:
+            # One row a pass: the gradient of a row then never depends on what it was packed with.
+            for piece in pieces:
+                self._one_exactly(command, piece.row, tally)
+        elif pieces:
+            with self.store.collect(command.target, reward=command.reward):
+                self._runner.differentiate(pieces, tally)
+        return tally.stats(accumulator_bytes=self.store.bytes)
+
+    def fold(self, command: Fold) -> WorkStats:
+        """Apply the closure of a group."""
+        self.store.fold(command)
+        return WorkStats(accumulator_bytes=self.store.bytes)
+
+    def take_step(self, command: TakeStep) -> WorkStats:
+        """The barrier: every rank of the job calls this once an update, whatever it differentiated."""
+        self.store.layout.point_home()
+        if self.arithmetic.exact:
+            reduce_exactly(self._chunks, self.store, self.arithmetic)
+        else:
+            self.stepper.reduce()
+        result = self.stepper.step(command.normaliser, skip=command.skip)
+        self.store.clear()
+        if result.stepped and self._version is not None:
+            self._stale_below = self._version
+        self._version = None
+        return WorkStats(
+            grad_norm=result.grad_norm,
+            stepped=result.stepped,
+            skip_reason=result.skip_reason,
+            learning_rate=result.learning_rate,
+            accumulator_bytes=self.store.bytes,
+        )
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """(Hugging Face name, full tensor) on the cell's leader; other ranks of the cell must exhaust it too."""
+        return export_weights(self.bundle)
+
+    def gradients(self) -> list[tuple[str, Tensor]]:
+        """(Megatron name, gradient) of the batch accumulator of this rank, not reduced (fp32 accumulator)."""
+        return list(zip(self.store.layout.names, self.store.layout.home_views, strict=True))
+
+    def _one_exactly(self, command: Differentiate, row: object, tally: Tally) -> None:
+        """Backward with the row's own factor, then the group's coefficient as an integer."""
+        to_batch = command.target == BATCH
+        unit = scaled(row, 1.0) if to_batch else row
+        coefficient = row.scale if to_batch else 1.0
+        with self.store.collect(command.target, coefficient=coefficient):
+            self._runner.differentiate(whole_rows([unit]), tally)
+
+    def _check_version(self, version: int) -> None:
+        if self._version is None:
+            if version <= self._stale_below:
+                raise StalePolicyError(
+                    f"tokens of policy version {version} after the step that ended version {self._stale_below}: "
+                    "sample with the published weights, or choose schedule = one_step_off"
+                )
+            self._version = version
+        if version != self._version:
+            raise StalePolicyError(
+                f"tokens of policy version {version} in an update of version {self._version}: zero stale tokens are "
+                "allowed; check that every server acknowledged the last publication"
+            )

@@ -1,0 +1,60 @@
+"""The loss of a micro-batch from the log-probabilities of its trained tokens.
+
+    row loss = scale * sum_t w_t (-log pi_t)
+    GRPO  w_t = 1, or the detached ratio rho_t = pi_t / pi_engine_t: min(rho_t, importance_cap); with a clip range, 0
+          where scale > 0 and rho_t > 1 + clip_high, or scale < 0 and rho_t < 1 - clip_low (the gradient of PPO's
+          -min(rho A, clip(rho) A))
+    OPD   w_t = -(log pi_t - log q_t), detached: the row loss is scale * sum_t (log pi_t - log q_t) log pi_t
+
+A row of scale 0 contributes exactly 0, whatever its ratios are. Called by `backward.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from megathunder.config.root import Config
+from megathunder.learner.packing import MicroBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLoss:
+    """Settings of the token weights; 0 turns a cap or a clip off."""
+
+    importance_cap: float = 0.0
+    clip_low: float = 0.0
+    clip_high: float = 0.0
+
+    @classmethod
+    def of(cls, config: Config) -> TokenLoss:
+        grpo = config.grpo
+        return cls(importance_cap=grpo.importance_cap, clip_low=grpo.clip_low, clip_high=grpo.clip_high)
+
+    def row_losses(self, batch: MicroBatch, logprobs: Tensor) -> Tensor:
+        """[R]: sum_t w_t (-log pi_t) of each row, scale not yet applied; differentiable in `logprobs` [N]."""
+        weighted = -logprobs * self.weights(batch, logprobs.detach())
+        rows = torch.zeros(len(batch.pieces), dtype=logprobs.dtype, device=logprobs.device)
+        return rows.index_add(0, batch.row_of, weighted)
+
+    def weights(self, batch: MicroBatch, logprobs: Tensor) -> Tensor:
+        """w_t [N]."""
+        if batch.teacher is not None:
+            return self._quiet(batch, batch.teacher - logprobs)
+        clips = self.clip_low > 0 or self.clip_high > 0
+        if not clips and self.importance_cap <= 0:
+            return torch.ones_like(logprobs)
+        ratio = (logprobs - batch.engine).exp()
+        weight = ratio.clamp(max=self.importance_cap) if self.importance_cap > 0 else ratio
+        if clips:
+            scale = batch.scales[batch.row_of]
+            above = (scale > 0) & (ratio > 1 + self.clip_high) if self.clip_high > 0 else torch.zeros_like(ratio).bool()
+            below = (scale < 0) & (ratio < 1 - self.clip_low) if self.clip_low > 0 else torch.zeros_like(ratio).bool()
+            weight = weight.masked_fill(above | below, 0.0)
+        return self._quiet(batch, weight)
+
+    @staticmethod
+    def _quiet(batch: MicroBatch, weight: Tensor) -> Tensor:
+        return weight.masked_fill(batch.scales[batch.row_of] == 0, 0.0)

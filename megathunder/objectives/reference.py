@@ -1,0 +1,107 @@
+"""Naive oracles: the loss of a whole batch as the definition writes it, over log-probabilities that autograd follows.
+
+    grpo_loss = (1/Z) sum_b sum_i A_i u_i sum_t m_t w_t (-log pi_t)
+    opd_loss  = (1/Z) sum_i u_i sum_t m_t stopgrad(log pi_t - log q_t) log pi_t
+
+u_i is 1, or 1 / (trained tokens of trajectory i) under sequence_mean. `logprobs_of(token_ids)` answers the
+log-probabilities of tokens 1 ... T-1 of one chain, [T-1]. No accumulator, no packing, no order: everything at once.
+The fast path of `learner/` must give the same gradient. Called by the tests only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from megathunder.types import Row, Trajectory
+
+LogprobsOf = Callable[[tuple[int, ...]], Tensor]
+
+
+def naive_advantages(rewards: Sequence[float], normalisation: str, epsilon: float) -> list[float]:
+    """Advantages of one group, from the textbook formulas."""
+    n, values = len(rewards), [float(r) for r in rewards]
+    if len(set(values)) <= 1:
+        return [0.0] * n
+    mean = sum(values) / n
+    if normalisation == "none":
+        return [r - mean for r in values]
+    if normalisation == "leave_one_out":
+        return [r - (sum(values) - r) / (n - 1) for r in values]
+    freedom = n if normalisation == "std" else n - 1
+    spread = math.sqrt(sum((r - mean) ** 2 for r in values) / freedom)
+    return [(r - mean) / (spread + epsilon) for r in values]
+
+
+def grpo_loss(
+    logprobs_of: LogprobsOf,
+    groups: Sequence[Sequence[Trajectory]],
+    *,
+    advantage: str,
+    epsilon: float = 1e-6,
+    normalisation: str = "token_mean",
+    constant: float = 1.0,
+    importance_cap: float = 0.0,
+) -> Tensor:
+    """Scalar loss of rewarded trajectories."""
+    total: Tensor | float = 0.0
+    for group in groups:
+        for weight, trajectory in zip(
+            naive_advantages([t.reward for t in group], advantage, epsilon), group, strict=True
+        ):
+            if weight == 0.0:
+                continue
+            unit = _unit(trajectory, normalisation)
+            for row in trajectory.rows:
+                logprobs, engine = _trained(logprobs_of, row, row.engine_logprobs)
+                ratio = torch.ones_like(logprobs)
+                if importance_cap > 0:
+                    ratio = (logprobs.detach() - engine).exp().clamp(max=importance_cap)
+                total = total + weight * unit * (ratio * -logprobs).sum()
+    return total / normaliser([t for g in groups for t in g], normalisation, constant)
+
+
+def opd_loss(
+    logprobs_of: LogprobsOf,
+    trajectories: Sequence[Trajectory],
+    teacher: Sequence[Sequence[tuple[float, ...]]],
+    *,
+    normalisation: str = "token_mean",
+    constant: float = 1.0,
+) -> Tensor:
+    """Scalar loss; `teacher[i][j]` are the teacher's log-probabilities [T] of row j of trajectory i."""
+    total: Tensor | float = 0.0
+    for trajectory, scores in zip(trajectories, teacher, strict=True):
+        unit = _unit(trajectory, normalisation)
+        for row, score in zip(trajectory.rows, scores, strict=True):
+            logprobs, log_q = _trained(logprobs_of, row, score)
+            total = total + unit * ((logprobs.detach() - log_q) * logprobs).sum()
+    return total / normaliser(trajectories, normalisation, constant)
+
+
+def normaliser(trajectories: Sequence[Trajectory], normalisation: str, constant: float) -> float:
+    """Z of a batch."""
+    if normalisation == "token_mean":
+        return float(sum(t.sampled_tokens for t in trajectories))
+    return float(len(trajectories)) if normalisation == "sequence_mean" else constant
+
+
+def kl_k3(logprob: float, reference: float) -> tuple[float, float]:
+    """The k3 estimate of KL(pi || ref) of one token, exp(d) - d - 1 with d = log ref - log pi, and its derivative in
+    log pi."""
+    d = reference - logprob
+    return math.exp(d) - d - 1.0, 1.0 - math.exp(d)
+
+
+def _unit(trajectory: Trajectory, normalisation: str) -> float:
+    return 1.0 / trajectory.sampled_tokens if normalisation == "sequence_mean" else 1.0
+
+
+def _trained(logprobs_of: LogprobsOf, row: Row, other: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the sampled tokens of `row`, and the entries of `other` [T] at them."""
+    at = torch.tensor([t for t, m in enumerate(row.loss_mask) if m])
+    logprobs = logprobs_of(row.token_ids)[at - 1]
+    return logprobs, torch.tensor(other, dtype=logprobs.dtype, device=logprobs.device)[at]

@@ -1,0 +1,85 @@
+"""Token weights and row losses against worked numbers."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from megathunder.learner.loss import TokenLoss
+from megathunder.objectives.reference import kl_k3
+
+INF, NAN = float("inf"), float("nan")
+
+
+def batch(engine, *, scales=(1.0,), row_of=None, teacher=None):
+    count = len(engine)
+    return SimpleNamespace(
+        pieces=[None] * len(scales),
+        row_of=torch.tensor(row_of or [0] * count, dtype=torch.int64),
+        scales=torch.tensor(scales, dtype=torch.float64),
+        engine=torch.tensor(engine, dtype=torch.float64),
+        teacher=None if teacher is None else torch.tensor(teacher, dtype=torch.float64),
+    )
+
+
+def gradient(loss, given, logprobs):
+    """Total loss and its gradient in the log-probabilities."""
+    leaf = torch.tensor(logprobs, dtype=torch.float64, requires_grad=True)
+    rows = loss.row_losses(given, leaf)
+    (rows @ given.scales).backward()
+    return rows.detach(), leaf.grad.tolist()
+
+
+def test_weight_one_sums_negative_logprobs():
+    rows, grad = gradient(TokenLoss(), batch([0.0] * 3, scales=(2.0, -1.0), row_of=[0, 0, 1]), [-1.0, -2.0, -4.0])
+    assert rows.tolist() == [3.0, 4.0]
+    assert grad == [-2.0, -2.0, 1.0]
+
+
+def test_student_minus_one_teacher_minus_two_costs_plus_one():
+    rows, grad = gradient(TokenLoss(), batch([-1.0], teacher=[-2.0]), [-1.0])
+    assert grad == [1.0]  # descending lowers a token that the student likes more than the teacher
+    assert rows.tolist() == [-1.0]  # (log pi - log q) log pi
+
+
+def test_importance_weights_are_truncated_and_detached():
+    engine = [-1.0, -1.0]
+    rows, grad = gradient(TokenLoss(importance_cap=2.0), batch(engine), [-0.5, 1.0])
+    assert grad[0] == pytest.approx(-torch.tensor(0.5).exp().item()) and grad[1] == -2.0
+
+
+@pytest.mark.parametrize("ratio,advantage,moves", [(1.5, 1.0, False), (1.5, -1.0, True), (0.5, -1.0, False)])
+def test_clip_range_stops_the_gradient_where_the_surrogate_is_clipped(ratio, advantage, moves):
+    clipped = min(max(ratio, 0.8), 1.2)
+    value = -min(ratio * advantage, clipped * advantage)
+    assert value == pytest.approx({(1.5, 1.0): -1.2, (1.5, -1.0): 1.5, (0.5, -1.0): 0.8}[(ratio, advantage)])
+    loss = TokenLoss(clip_low=0.2, clip_high=0.2)
+    logprob = -1.0
+    engine = logprob - torch.tensor(ratio).log().item()
+    _, grad = gradient(loss, batch([engine], scales=(advantage,)), [logprob])
+    assert grad[0] == pytest.approx(-advantage * ratio if moves else 0.0)
+
+
+@pytest.mark.parametrize("engine", [1000.0, -1000.0, NAN, INF, -INF])
+@pytest.mark.parametrize("loss", [TokenLoss(), TokenLoss(importance_cap=2.0), TokenLoss(clip_high=0.2)])
+def test_rows_of_scale_zero_contribute_exactly_zero(engine, loss):
+    rows, grad = gradient(loss, batch([engine, -1.0], scales=(0.0, 1.0), row_of=[0, 1]), [-1.0, -1.0])
+    assert grad[0] == 0.0 and grad[1] == -1.0
+    assert torch.isfinite(rows).all()
+
+
+@pytest.mark.parametrize("teacher", [INF, -INF, NAN])
+def test_unscored_teacher_values_of_a_zero_row_do_not_leak(teacher):
+    _, grad = gradient(TokenLoss(), batch([0.0], scales=(0.0,), teacher=[teacher]), [-1.0])
+    assert grad == [0.0]
+
+
+def test_a_row_without_trained_tokens_has_loss_zero_and_a_gradient_path():
+    leaf = torch.zeros(0, dtype=torch.float64, requires_grad=True)
+    rows = TokenLoss().row_losses(batch([]), leaf)
+    assert rows.tolist() == [0.0] and rows.requires_grad
+
+
+def test_k3_estimate_and_its_derivative():
+    value, slope = kl_k3(-1.0, -1.5)
+    assert value == pytest.approx(0.1065, abs=5e-5) and slope == pytest.approx(0.3935, abs=5e-5)
