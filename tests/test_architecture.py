@@ -3,8 +3,9 @@
     tasks -> sandbox -> rollout -> objectives -> schedule -> learner -> publish
           -> simulator | metrics | checkpoint | evaluation
 
-A room imports rooms left of it and the shared files; `loop.py` and `launch.py` see all. Each law is a function from
-source files to offenders, so that it is also tested on sources that break it. A failing law lists every offender.
+A room imports rooms left of it and the shared files; `loop.py`, `launch.py` and `coordinator.py` see all. Each law is
+a function from source files to offenders, so that it is also tested on sources that break it. A failing law lists every
+offender.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ from megathunder.config.root import Config
 from megathunder.config.toml import settings
 from megathunder.errors import ConfigError
 
-POSITIVE = frozenset(
-    """
+_POSITIVE = """
     run.updates run.groups_per_update run.group_size run.evaluate_attempts run.keep_checkpoints
     tasks.size tasks.max_turns
     sandbox.command_timeout_s sandbox.cpu_s sandbox.processes sandbox.memory_mb sandbox.disk_mb sandbox.inodes
@@ -24,8 +23,8 @@ POSITIVE = frozenset(
     learner.learning_rate learner.adam_epsilon learner.max_bad_updates
     publish.bucket_mb publish.timeout_s publish.min_servers
     metrics.timeline_updates
-    """.split()
-)
+"""
+POSITIVE = frozenset(_POSITIVE.split())
 AT_MOST = {
     "rollout.top_p": 1.0,
     "rollout.port": 65535.0,

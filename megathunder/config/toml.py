@@ -105,9 +105,7 @@ def _unknown_key(dotted: str, legal: list[str], origin: str) -> ConfigError:
         elsewhere = [f"[{s}] {k}" for s, _, k in names if s and (k == key or s == key)]
         close = difflib.get_close_matches(dotted, list(settings()), 1, 0.6)
         hint = f"did you mean {elsewhere[0]}?" if elsewhere else f"did you mean {close[0]!r}?" if close else "delete it"
-    return ConfigError(
-        f"{origin}: {where} has no setting {key!r}", expected=f"one of {', '.join(legal)}", remedy=hint
-    )
+    return ConfigError(f"{origin}: {where} has no setting {key!r}", expected=f"one of {', '.join(legal)}", remedy=hint)
 
 
 def _wrong_type(error: msgspec.ValidationError, table: Table, origin: str) -> ConfigError:

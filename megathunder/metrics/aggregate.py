@@ -1,0 +1,247 @@
+"""From what happened to one row: sums over sums, min of mins, maxima of maxima; never a mean of means.
+
+    tally = UpdateTally(...)
+    tally.trajectory(t)           every trajectory that counts, once its reward is known (OPD: complete)
+    tally.work(command, done)     every Done of a cell, with the command it answers
+    tally.step(dones) / tally.publication(dones)
+    tally.row(clock, outcome)     the MetricsRow
+
+Called by the coordinator; everything here is plain numbers, so a layout or a packing cannot change a metric.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from megathunder.config.model_shape import ModelShape
+from megathunder.metrics.flops import Flops, replay_flops, row_flops, utilisation
+from megathunder.metrics.row import MetricsRow
+from megathunder.types import Command, Differentiate, Done, Publish, TakeStep, Trajectory, WorkStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Sum, count, least and greatest of some numbers; `+` joins two of them exactly."""
+
+    sum: float = 0.0
+    count: float = 0.0
+    minimum: float = math.inf
+    maximum: float = -math.inf
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Summary:
+        numbers = list(values)
+        if not numbers:
+            return cls()
+        return cls(sum=math.fsum(numbers), count=len(numbers), minimum=min(numbers), maximum=max(numbers))
+
+    def __add__(self, other: Summary) -> Summary:
+        return Summary(
+            sum=self.sum + other.sum,
+            count=self.count + other.count,
+            minimum=min(self.minimum, other.minimum),
+            maximum=max(self.maximum, other.maximum),
+        )
+
+    @property
+    def mean(self) -> float:
+        """0 of nothing."""
+        return self.sum / self.count if self.count else 0.0
+
+
+SUMS = ("tokens", "trained_tokens", "loss_sum", "logprob_diff_sum", "flops", "replay_tokens", "payload_bytes")
+MAXIMA = ("logprob_diff_max", "grad_norm", "learning_rate", "accumulator_bytes")
+
+
+def combine(stats: Iterable[WorkStats]) -> WorkStats:
+    """One WorkStats of several commands, cells or ranks. `extra` values add up; those named `..._max` do not."""
+    parts = list(stats)
+    extra: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.extra.items():
+            extra[name] = max(extra.get(name, value), value) if name.endswith("_max") else extra.get(name, 0.0) + value
+    sums = {name: sum(getattr(part, name) for part in parts) for name in SUMS}
+    maxima = {name: max((getattr(part, name) for part in parts), default=0) for name in MAXIMA}
+    return WorkStats(
+        **sums,
+        **maxima,
+        stepped=any(part.stepped for part in parts),
+        skip_reason=next((part.skip_reason for part in parts if part.skip_reason), ""),
+        failed_servers=tuple(sorted({name for part in parts for name in part.failed_servers})),
+        extra=extra,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """The four instants of an update, `time.monotonic` seconds of the coordinator's host."""
+
+    first_request_s: float
+    last_signal_s: float
+    """Last reward or teacher score."""
+    last_backward_s: float
+    """End of the last backward pass or fold; earlier than the last signal where nothing was left to do."""
+    acknowledged_s: float
+    """Last server's acknowledgement of the new version."""
+
+    @property
+    def learned_s(self) -> float:
+        return max(self.last_signal_s, self.last_backward_s)
+
+    @property
+    def rollout_s(self) -> float:
+        return self.last_signal_s - self.first_request_s
+
+    @property
+    def tail_s(self) -> float:
+        return self.learned_s - self.last_signal_s
+
+    @property
+    def suffix_s(self) -> float:
+        return self.acknowledged_s - self.learned_s
+
+    @property
+    def step_wall_s(self) -> float:
+        return self.acknowledged_s - self.first_request_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What the ledger says at the barrier, and what was measured beside the update."""
+
+    applied: int
+    dropped_by_reason: Mapping[str, int]
+    groups_degenerate: int
+    normaliser: float
+    since_start_s: float
+    wasted_tokens: int = 0
+    """Tokens the learner computed for degenerate groups and dropped contributions."""
+    success_heldout: float | None = None
+    host_memory_bytes: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class UpdateTally:
+    """Sums of one update while it runs. `peak_flops` is of all learner ranks together; 0: unknown."""
+
+    update: int
+    schedule: str
+    objective: str
+    policy_version: int
+    shape: ModelShape | None = None
+    cells: int = 1
+    peak_flops: float = 0.0
+    recompute: bool = False
+    _rewards: dict[int, Summary] = field(default_factory=lambda: defaultdict(Summary))
+    _all_rewards: list[float] = field(default_factory=list)
+    _turns: list[int] = field(default_factory=list)
+    _sampled: list[int] = field(default_factory=list)
+    _lags: Counter[int] = field(default_factory=Counter)
+    _work: WorkStats = field(default_factory=WorkStats)
+    _step: WorkStats = field(default_factory=WorkStats)
+    _publication: WorkStats = field(default_factory=WorkStats)
+    _publication_s: Summary = field(default_factory=Summary)
+    _busy_s: float = 0.0
+    _flops: Flops = field(default_factory=Flops)
+
+    def trajectory(self, trajectory: Trajectory) -> None:
+        """A trajectory that counts."""
+        if trajectory.reward is not None:
+            self._rewards[trajectory.id.group] += Summary.of([trajectory.reward])
+            self._all_rewards.append(trajectory.reward)
+        self._turns.append(trajectory.turns)
+        self._sampled.append(trajectory.sampled_tokens)
+        for row in trajectory.rows:
+            self._lags.update(self.policy_version - version for version in row.policy_versions)
+
+    def work(self, command: Command, done: Done) -> None:
+        """A cell has done `command`. Barrier commands are to be given once for each cell that answers."""
+        seconds = done.ended_s - done.started_s
+        if isinstance(command, Publish):
+            self._publication = combine((self._publication, done.stats))
+            self._publication_s += Summary.of([seconds])
+            return
+        self._busy_s += seconds
+        if isinstance(command, TakeStep):
+            self._step = combine((self._step, done.stats))
+            return
+        self._work = combine((self._work, done.stats))
+        if self.shape is not None and isinstance(command, Differentiate):
+            for row in command.rows:
+                self._flops += row_flops(self.shape, row, recompute=self.recompute)
+            longest = max((len(row.token_ids) for row in command.rows), default=0)
+            self._flops += replay_flops(self.shape, done.stats.replay_tokens, longest)
+
+    @property
+    def reward_mean(self) -> float:
+        return Summary.of(self._all_rewards).mean
+
+    def row(self, clock: Clock, outcome: Outcome) -> MetricsRow:
+        """The row of this update."""
+        work, step, groups = self._work, self._step, list(self._rewards.values())
+        means = Summary.of(group.mean for group in groups)
+        busy_s = self._busy_s / self.cells
+        flops = self._flops.total or work.flops
+        return MetricsRow(
+            update=self.update,
+            schedule=self.schedule,
+            objective=self.objective,
+            policy_version=self.policy_version,
+            since_start_s=outcome.since_start_s,
+            reward_mean=self.reward_mean,
+            reward_std=_population_std(self._all_rewards),
+            prompt_reward_min=means.minimum if groups else 0.0,
+            prompt_reward_max=means.maximum if groups else 0.0,
+            prompt_best_mean=Summary.of(group.maximum for group in groups).mean,
+            success_heldout=outcome.success_heldout,
+            trajectories=len(self._turns),
+            turns_mean=Summary.of(self._turns).mean,
+            response_tokens_mean=Summary.of(self._sampled).mean,
+            groups_degenerate=outcome.groups_degenerate,
+            contributions_applied=outcome.applied,
+            contributions_dropped=sum(outcome.dropped_by_reason.values()),
+            dropped_by_reason=dict(outcome.dropped_by_reason),
+            trained_tokens=work.trained_tokens,
+            total_tokens=work.tokens,
+            wasted_share=outcome.wasted_tokens / work.tokens if work.tokens else 0.0,
+            policy_lag_max=max(self._lags, default=0),
+            tokens_by_lag=dict(sorted(self._lags.items())),
+            engine_learner_logprob_diff_max=work.logprob_diff_max,
+            engine_learner_logprob_diff_mean=work.logprob_diff_sum / max(work.trained_tokens, 1),
+            loss=work.loss_sum / outcome.normaliser if outcome.normaliser else 0.0,
+            teacher_kl=self._teacher_kl(),
+            grad_norm=step.grad_norm,
+            learning_rate=step.learning_rate,
+            stepped=step.stepped,
+            skip_reason=step.skip_reason,
+            step_wall_s=clock.step_wall_s,
+            rollout_s=clock.rollout_s,
+            tail_s=clock.tail_s,
+            suffix_s=clock.suffix_s,
+            publication_s=max(self._publication_s.maximum, 0.0),
+            learner_busy_s=busy_s,
+            learner_busy_share=busy_s / clock.step_wall_s if clock.step_wall_s > 0 else 0.0,
+            flops=flops,
+            replay_flops=self._flops.replay,
+            recompute_flops=self._flops.recompute,
+            active_mfu=utilisation(flops, clock.step_wall_s, self.peak_flops),
+            compute_mfu=utilisation(flops, busy_s, self.peak_flops),
+            publication_bytes=self._publication.payload_bytes,
+            accumulator_bytes_peak=max(work.accumulator_bytes, step.accumulator_bytes),
+            host_memory_bytes=outcome.host_memory_bytes,
+        )
+
+    def _teacher_kl(self) -> float | None:
+        if "kl_sum" not in self._work.extra or not self._work.trained_tokens:
+            return None
+        return self._work.extra["kl_sum"] / self._work.trained_tokens
+
+
+def _population_std(values: list[float]) -> float:
+    if not values:
+        return 0.0
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))

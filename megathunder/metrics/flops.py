@@ -1,0 +1,113 @@
+"""Floating-point operations, counted from the rows that were executed, and utilisation.
+
+Of a row of T tokens whose first P are cached context, with n = T - P computed, m of them trained, and L layers:
+
+    matrices   2 N n        N: weights of the layers that a token multiplies with (of experts, the active ones)
+    attention  2 L h d (T^2 - P^2)      scores and values of the causal half, h heads of size d
+    output     2 V H m      logits are made only where the mask asks
+    forward = matrices + attention + output;  backward = 2 forward
+
+Replay (again forward and backward, for deferred context gradients) and recompute (one more forward) are counted apart:
+
+    active MFU  = flops / (update wall * peak)       compute MFU = flops / (learner busy * peak)
+
+Called by `aggregate.py` with every command the learner has done.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from megathunder.config.model_shape import ModelShape
+from megathunder.types import TrainRow
+
+PEAKS = {
+    "A100": 312e12,
+    "A800": 312e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "H800": 989e12,
+    "H20": 148e12,
+    "B200": 2250e12,
+    "B300": 2250e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
+}
+"""Dense bfloat16 peaks, operations a second, from the vendor's data sheets (no sparsity)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flops:
+    """Operations by what they were for. `matrices`, `attention` and `output` are forward and backward together."""
+
+    matrices: float = 0.0
+    attention: float = 0.0
+    output: float = 0.0
+    replay: float = 0.0
+    recompute: float = 0.0
+
+    def __add__(self, other: Flops) -> Flops:
+        return Flops(
+            matrices=self.matrices + other.matrices,
+            attention=self.attention + other.attention,
+            output=self.output + other.output,
+            replay=self.replay + other.replay,
+            recompute=self.recompute + other.recompute,
+        )
+
+    @property
+    def total(self) -> float:
+        """What the update needs: replay and recompute left out."""
+        return self.matrices + self.attention + self.output
+
+
+def forward_flops(shape: ModelShape, *, tokens: int, context: int = 0, trained: int = 0) -> Flops:
+    """Operations of one forward pass over a row of `tokens` whose first `context` are cached."""
+    return Flops(
+        matrices=2.0 * shape.active_layer_matrices * (tokens - context),
+        attention=2.0 * shape.layers * shape.heads * shape.head_size * (tokens**2 - context**2),
+        output=2.0 * shape.embedding_parameters * trained,
+    )
+
+
+def row_flops(shape: ModelShape, row: TrainRow, *, recompute: bool = False) -> Flops:
+    """Forward and backward of one row. `recompute`: the layers ran forward once more (full recomputation)."""
+    once = forward_flops(shape, tokens=len(row.token_ids), context=row.context_tokens, trained=sum(row.loss_mask))
+    return Flops(
+        matrices=3 * once.matrices,
+        attention=3 * once.attention,
+        output=3 * once.output,
+        recompute=once.matrices + once.attention if recompute else 0.0,
+    )
+
+
+def replay_flops(shape: ModelShape, tokens: int, longest: int) -> Flops:
+    """Forward and backward of `tokens` computed again, in chains of at most `longest` tokens."""
+    attention = forward_flops(shape, tokens=longest).attention * (tokens / longest) if longest else 0.0
+    return Flops(replay=3 * (forward_flops(shape, tokens=tokens).matrices + attention))
+
+
+def utilisation(flops: float, seconds: float, peak_flops: float) -> float | None:
+    """Share of what `peak_flops` a second could have done in `seconds`; None where the peak is unknown."""
+    return flops / (seconds * peak_flops) if peak_flops > 0 and seconds > 0 else None
+
+
+def known_peak(device_name: str) -> float:
+    """Peak of a GPU by its name ("NVIDIA H200"), longest match first; 0 where the name is not known."""
+    found = [name for name in PEAKS if name in device_name.upper().replace("NVIDIA", "").replace("-", " ").split()]
+    return PEAKS[max(found, key=len)] if found else 0.0
+
+
+def measured_peak(size: int = 768, repeats: int = 5) -> float:
+    """Operations a second of the best of some float32 matrix products on this CPU, with the threads numpy has."""
+    import numpy  # only this function needs it
+
+    left = numpy.random.default_rng(0).standard_normal((size, size), dtype=numpy.float32)
+    best = float("inf")
+    for _ in range(repeats):
+        started = time.perf_counter()
+        left @ left
+        best = min(best, time.perf_counter() - started)
+    return 2.0 * size**3 / best

@@ -1,0 +1,113 @@
+"""The folder of one run: what lies where, and what starting anew or going on does to it.
+
+    runs/<name>/config.toml     the resolved settings
+                metrics.jsonl   one row an update (the truth)
+                events.jsonl    spans of rollout and learner
+                trajectories/   one file an update: tokens, log-probabilities, text, reward, times
+                checkpoints/
+                timeline.png  report.html
+
+Called by the process that starts a run, after the checks, and by tools that read one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from megathunder.config import Config
+from megathunder.config.toml import read_config, to_toml
+from megathunder.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Names of what a run writes; nothing is created by asking."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def trajectories(self) -> Path:
+        return self.path / "trajectories"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def timeline(self) -> Path:
+        return self.path / "timeline.png"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def wandb(self) -> Path:
+        return self.path / "wandb"
+
+    def trajectories_of(self, update: int) -> Path:
+        return self.trajectories / f"update_{update:05d}.jsonl"
+
+    def read_config(self) -> Config:
+        """The settings the run was started with."""
+        return read_config(self.config)
+
+
+def start_run(config: Config) -> RunFolder:
+    """Make the folder of `config`'s run and write its settings. With `run.overwrite` what an older run wrote goes."""
+    folder = RunFolder(Path(config.run.folder) / config.run.name)
+    if config.run.overwrite:
+        for path in (folder.metrics, folder.events, folder.timeline, folder.report, folder.config):
+            path.unlink(missing_ok=True)
+        for path in (folder.trajectories, folder.checkpoints, folder.wandb):
+            shutil.rmtree(path, ignore_errors=True)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder.config, to_toml(config).encode())
+    return folder
+
+
+def resume_run(folder: RunFolder, first_update: int) -> None:
+    """Forget what was written of `first_update` and later: they will be taken again."""
+    if folder.metrics.exists():
+        lines = [line for line in folder.metrics.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        kept = [line for line in lines if msgspec.json.decode(line)["update"] < first_update]
+        write_atomically(folder.metrics, b"".join(kept))
+    for path in folder.trajectories.glob("update_*.jsonl"):
+        if int(path.stem.removeprefix("update_")) >= first_update:
+            path.unlink()
+
+
+def open_folder(path: str | Path) -> RunFolder:
+    """The folder of a run that exists; raises UserError when there is none."""
+    folder = RunFolder(Path(path))
+    if not folder.metrics.is_file():
+        raise UserError(
+            f"{folder.path}: no metrics.jsonl",
+            expected="the folder of a run that has taken an update",
+            remedy="name one of runs/*/",
+        )
+    return folder
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Readers see the old content or the new, never a part."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)

@@ -1,0 +1,91 @@
+"""The one object through which a run is watched: it passes rows, events and progress on to whatever records them.
+
+    monitor = open_monitor(config, folder, decode)        events.jsonl is installed as this process's recorder
+    monitor.say(plan_table(...)); monitor.note(event); monitor.show(progress); monitor.row(row); monitor.close()
+
+Owned by the coordinator. Nothing here changes what is learned; a failing sink beside `metrics.jsonl` never ends a run.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from megathunder import tracing
+from megathunder.config import Config
+from megathunder.metrics.console import Console, Progress
+from megathunder.metrics.folder import RunFolder
+from megathunder.metrics.row import MetricsRow
+from megathunder.metrics.sinks import Sink, open_sinks
+from megathunder.metrics.trajectories import Decode, TrajectoryWriter
+from megathunder.types import Event
+
+
+class Monitor:
+    """Fans out to console, sinks, events and trajectories."""
+
+    def __init__(
+        self, config: Config, folder: RunFolder, console: Console, sinks: list[Sink], writer: TrajectoryWriter | None
+    ) -> None:
+        self.folder = folder
+        self._console, self._sinks, self._writer = console, sinks, writer
+        self._report_every = config.metrics.report_every
+        self._recorder = tracing.Recorder(folder.events) if config.metrics.events else None
+        self._report: subprocess.Popen[bytes] | None = None
+        if self._recorder:
+            tracing.install(self._recorder)
+            tracing.mark(tracing.RUN_LANE, "start", schedule=config.schedule, objective=config.objective)
+
+    def say(self, renderable: object) -> None:
+        self._console.say(renderable)
+
+    def show(self, progress: Progress) -> None:
+        self._console.show(progress)
+
+    def note(self, event: Event) -> None:
+        """A rollout event, for the trajectory files."""
+        if self._writer:
+            self._writer.note(event)
+
+    def row(self, row: MetricsRow) -> None:
+        """The update has ended: record its row and its trajectories."""
+        for sink in self._sinks:
+            sink.row(row)
+        if self._writer:
+            self._writer.end_update(row.update)
+        self._console.row(row)
+        if self._report_every and (row.update + 1) % self._report_every == 0:
+            self._rebuild_report(wait=False)
+
+    def close(self) -> None:
+        """End every sink, then build the report from what they wrote."""
+        for sink in self._sinks:
+            sink.close()
+        self._console.close()
+        if self._recorder:
+            tracing.install(None)
+            self._recorder.close()
+        if self.folder.metrics.stat().st_size:
+            self._rebuild_report(wait=True)
+
+    def _rebuild_report(self, *, wait: bool) -> None:
+        """In a process of its own, and politely: drawing takes seconds that belong to the run."""
+        if self._report and self._report.poll() is None:
+            self._report.wait()
+        command = [sys.executable, "-m", "megathunder.metrics.report", str(self.folder.path)]
+        self._report = subprocess.Popen(command)
+        os.setpriority(os.PRIO_PROCESS, self._report.pid, 10)
+        if wait and self._report.wait():
+            self._console.say(f"the report was not built; see above, then: tools/report.py {self.folder.path}")
+
+
+def open_monitor(config: Config, folder: RunFolder, decode: Decode) -> Monitor:
+    """The monitor of `config`'s run; `decode` turns token ids into text for the trajectory files."""
+    return Monitor(
+        config,
+        folder,
+        Console(live=config.run.progress),
+        open_sinks(config, folder),
+        TrajectoryWriter(folder, decode) if config.metrics.trajectories else None,
+    )

@@ -1,0 +1,60 @@
+"""`report.html` and `timeline.png` of a run, rebuilt from its files at any time.
+
+    python tools/report.py runs/NAME [--perfetto trace.json]
+
+Also run as `python -m megathunder.metrics.report` by the monitor when a run ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from megathunder.errors import UserError
+from megathunder.metrics.curves import draw_curves
+from megathunder.metrics.folder import RunFolder, open_folder, write_atomically
+from megathunder.metrics.page import page
+from megathunder.metrics.row import read_rows
+from megathunder.metrics.spans import read_spans, write_chrome_trace
+from megathunder.metrics.timeline import draw_timeline
+
+
+def build_report(folder: RunFolder) -> Path:
+    """Draw the timeline and write the page; the path of the page. Raises UserError for a run without a row."""
+    config, rows = folder.read_config(), read_rows(folder.metrics)
+    if not rows:
+        raise UserError(f"{folder.metrics} holds no row", expected="an update", remedy="let the run take one")
+    title = f"{config.run.name}: {config.objective}, {config.schedule}"
+    spans = read_spans(folder.events)
+    drawn = draw_timeline(spans, folder.timeline, updates=config.metrics.timeline_updates, title=title)
+    picture = base64.b64encode(folder.timeline.read_bytes()).decode() if drawn else ""
+    document = page(config, rows, curves=draw_curves(rows), timeline_base64=picture)
+    write_atomically(folder.report, document.encode())
+    return folder.report
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 0, or 2 with the reason on stderr."""
+    parser = argparse.ArgumentParser(prog="report.py", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("run", type=Path, help="folder of the run")
+    parser.add_argument(
+        "--perfetto", type=Path, metavar="OUT", help="also export the events to the Chrome trace format"
+    )
+    options = parser.parse_args(argv)
+    try:
+        folder = open_folder(options.run)
+        print(f"report: {build_report(folder)}")
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if options.perfetto:
+        count = write_chrome_trace(read_spans(folder.events), options.perfetto)
+        print(f"trace: {options.perfetto} ({count} events; open it in ui.perfetto.dev)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""One row an update: `metrics.jsonl` is these rows, and every table, curve and comparison is made from them.
+
+    step_wall_s = rollout_s + tail_s + suffix_s
+        rollout  first rollout request        -> last reward or teacher score
+        tail     last reward or teacher score -> end of the last backward pass or fold
+        suffix   end of the last backward     -> last server's acknowledgement of the new version
+
+Each field states what it is; its unit is in its name (a name without one is a count, a share of 1, or a reward).
+`definitions()` gives the statements to the report. A field that was not measured is None, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+import typing
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+def _is(description: str) -> Meta:
+    return Meta(description=description)
+
+
+class MetricsRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What one update did."""
+
+    # identity
+    update: Annotated[int, _is("Update, counted from 0.")]
+    schedule: Annotated[str, _is("Schedule that released the work.")]
+    objective: Annotated[str, _is("Objective that was minimised.")]
+    policy_version: Annotated[int, _is("Version that sampled this update's trajectories.")]
+    since_start_s: Annotated[float, _is("From the start of the run to the end of this update, resumed time included.")]
+
+    # what was learned from
+    reward_mean: Annotated[float, _is("Mean reward of the trajectories that count.")]
+    reward_std: Annotated[float, _is("Population standard deviation of those rewards, over all groups.")]
+    prompt_reward_min: Annotated[float, _is("Least mean reward of a group.")]
+    prompt_reward_max: Annotated[float, _is("Greatest mean reward of a group.")]
+    prompt_best_mean: Annotated[float, _is("Mean over groups of the best reward in the group (pass@G if binary).")]
+    success_heldout: Annotated[float | None, _is("Mean reward on held-out tasks after this update; None: not taken.")]
+    trajectories: Annotated[int, _is("Trajectories that count.")]
+    turns_mean: Annotated[float, _is("Turns of a trajectory.")]
+    response_tokens_mean: Annotated[float, _is("Sampled tokens of a trajectory.")]
+    groups_degenerate: Annotated[int, _is("Groups whose rewards are all equal: they contribute exactly 0.")]
+    contributions_applied: Annotated[int, _is("Contributions in the step.")]
+    contributions_dropped: Annotated[int, _is("Contributions not in the step, for any reason.")]
+    dropped_by_reason: Annotated[dict[str, int], _is("The same by reason.")]
+    trained_tokens: Annotated[int, _is("Sampled tokens in the step.")]
+    total_tokens: Annotated[int, _is("Tokens the learner computed, padding and cached context left out.")]
+    wasted_share: Annotated[float, _is("Share of total_tokens spent on degenerate groups and dropped contributions.")]
+
+    # exactness
+    policy_lag_max: Annotated[int, _is("Versions between the oldest trained token and the policy it trains; 0: exact.")]
+    tokens_by_lag: Annotated[dict[int, int], _is("Trained tokens by that lag.")]
+    engine_learner_logprob_diff_max: Annotated[float, _is("Largest |log p learner - log p engine| of a trained token.")]
+    engine_learner_logprob_diff_mean: Annotated[float, _is("Mean of the same.")]
+
+    # the step
+    loss: Annotated[float, _is("Sum over rows of scale * sum_t weight * (-log p), by the normaliser.")]
+    teacher_kl: Annotated[float | None, _is("OPD: mean log p - log q of a trained token, nats; None: no teacher.")]
+    grad_norm: Annotated[float, _is("Global gradient norm after normalisation, before the clip.")]
+    learning_rate: Annotated[float, _is("Step size of this update.")]
+    stepped: Annotated[bool, _is("Whether the optimizer stepped.")]
+    skip_reason: Annotated[str, _is("Why it did not.")]
+
+    # time
+    step_wall_s: Annotated[float, _is("First rollout request to the last acknowledgement of the new version.")]
+    rollout_s: Annotated[float, _is("First rollout request to the last reward or teacher score.")]
+    tail_s: Annotated[float, _is("Last reward or teacher score to the end of the last backward pass or fold.")]
+    suffix_s: Annotated[float, _is("From there to the last acknowledgement: reduction, step, publication.")]
+    publication_s: Annotated[float, _is("Part of the suffix that sends weights and waits for acknowledgements.")]
+    learner_busy_s: Annotated[float, _is("Seconds a cell differentiates, folds or steps; mean over cells.")]
+    learner_busy_share: Annotated[float, _is("learner_busy_s by step_wall_s.")]
+
+    # cost
+    flops: Annotated[float, _is("Forward and backward operations of the learner; replay and recompute left out.")]
+    replay_flops: Annotated[float, _is("Operations repeated for deferred context gradients.")]
+    recompute_flops: Annotated[float, _is("Operations repeated because activations were not kept.")]
+    active_mfu: Annotated[float | None, _is("flops by (step_wall_s * peak of all ranks); None: peak unknown.")]
+    compute_mfu: Annotated[float | None, _is("flops by (learner_busy_s * peak of all ranks).")]
+    publication_bytes: Annotated[int, _is("Bytes sent to the servers.")]
+    accumulator_bytes_peak: Annotated[int, _is("Most bytes of accumulators one cell held at once.")]
+    host_memory_bytes: Annotated[int, _is("Resident memory of the run's processes on this host at the row's end.")]
+
+
+def definitions() -> dict[str, str]:
+    """Field -> what it is, in the order of the row."""
+    hints = typing.get_type_hints(MetricsRow, include_extras=True)
+    return {
+        name: " ".join(m.description or "" for m in typing.get_args(hints[name]) if isinstance(m, Meta))
+        for name in MetricsRow.__struct_fields__
+    }
+
+
+def encode_row(row: MetricsRow) -> bytes:
+    """One line of `metrics.jsonl`. A number that is not finite becomes null, so that any reader can read the line."""
+    return msgspec.json.encode(row) + b"\n"
+
+
+def read_rows(path: Path) -> list[MetricsRow]:
+    """The rows of a `metrics.jsonl`, null read back as not-a-number; a last line cut off by a crash is left out."""
+    if not path.exists():
+        return []
+    numbers = {name for name, hint in typing.get_type_hints(MetricsRow).items() if hint is float}
+    rows = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        if line.strip() and line.endswith(b"\n"):
+            table = msgspec.json.decode(line)
+            table.update({name: math.nan for name in numbers if table.get(name, 0) is None})
+            rows.append(msgspec.convert(table, MetricsRow, str_keys=True))
+    return rows

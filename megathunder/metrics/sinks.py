@@ -1,0 +1,104 @@
+"""Where rows go: `metrics.jsonl` (the truth), and Weights & Biases where it is asked for.
+
+A sink takes rows in order and is closed once. W&B may be unreachable at any time: the run goes on, its files stay in
+the run folder for `wandb sync`, and `metrics.jsonl` has everything.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol
+
+import msgspec
+
+from megathunder.config import Config
+from megathunder.config.toml import to_toml
+from megathunder.errors import ConfigError
+from megathunder.metrics.folder import RunFolder, write_atomically
+from megathunder.metrics.row import MetricsRow, encode_row
+
+log = logging.getLogger(__name__)
+
+
+class Sink(Protocol):
+    """Takes every row once."""
+
+    def row(self, row: MetricsRow) -> None: ...
+    def close(self) -> None: ...
+
+
+class JsonlSink:
+    """Appends a line a row and hands it to the operating system at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+
+    def row(self, row: MetricsRow) -> None:
+        self._file.write(encode_row(row))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class WandbSink:
+    """Rows as W&B history over updates. The id is kept in the folder, so that a resumed run continues its own."""
+
+    def __init__(self, config: Config, folder: RunFolder, wandb: ModuleType) -> None:
+        folder.wandb.mkdir(exist_ok=True)
+        settings = msgspec.to_builtins(config) | {"toml": to_toml(config)}
+        arguments = {
+            "project": config.metrics.wandb_project,
+            "name": config.run.name,
+            "id": _kept_id(folder.wandb / "id", wandb),
+            "dir": str(folder.path),
+            "config": settings,
+            "resume": "allow",
+        }
+        try:
+            self._run = wandb.init(mode=config.metrics.wandb, **arguments)
+        except (wandb.errors.Error, OSError, TimeoutError) as error:
+            log.warning(
+                "W&B cannot be reached (%s); its files stay in %s, send them with `wandb sync`", error, folder.wandb
+            )
+            self._run = wandb.init(mode="offline", **arguments)
+        self._run.define_metric("*", step_metric="update")
+
+    def row(self, row: MetricsRow) -> None:
+        flat = {name: getattr(row, name) for name in row.__struct_fields__}
+        nested = {"dropped_by_reason": row.dropped_by_reason, "tokens_by_lag": row.tokens_by_lag}
+        for name, table in nested.items():
+            del flat[name]
+            flat.update({f"{name}/{key}": value for key, value in table.items()})
+        self._run.log({name: value for name, value in flat.items() if value is not None})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def open_sinks(config: Config, folder: RunFolder) -> list[Sink]:
+    """The sinks of a run. Raises ConfigError where W&B is asked for and not installed."""
+    sinks: list[Sink] = [JsonlSink(folder.metrics)]
+    if config.metrics.wandb != "off":
+        require_wandb(config)
+        import wandb
+
+        sinks.append(WandbSink(config, folder, wandb))
+    return sinks
+
+
+def require_wandb(config: Config) -> None:
+    if config.metrics.wandb != "off" and find_spec("wandb") is None:
+        raise ConfigError(
+            f"metrics.wandb = {config.metrics.wandb!r}, and the package wandb is not installed",
+            expected="wandb",
+            remedy="pip install wandb, or set metrics.wandb = 'off'",
+        )
+
+
+def _kept_id(path: Path, wandb: ModuleType) -> str:
+    if not path.exists():
+        write_atomically(path, wandb.util.generate_id().encode())
+    return path.read_text()

@@ -1,0 +1,173 @@
+"""The timeline of the last updates: rollout above the axis, learner below, idle time hatched.
+
+    above   a row for each trajectory in flight (rows are reused): turns full, waiting for tools light
+    below   a row for each learner cell: differentiate, fold, step, publish
+    hatched nobody works there: rollout after the last reward, a cell between two work items
+
+Drawn from `events.jsonl`; called by `report.py`. Needs at least one span in the lane `update`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from megathunder.metrics import style
+from megathunder.metrics.spans import Span
+from megathunder.tracing import LEARNER_LANES, ROLLOUT_LANES, UPDATE_LANE
+
+ROLLOUT_COLOURS = {"turn": style.ROLLOUT, "score": style.GOOD, "verifier": "#b9770e"}
+LEARNER_COLOURS = {"fold": style.LEARNER_LIGHT, "step": style.TAIL, "publish": style.SUFFIX, "save": style.FAINT}
+LEARNER_KINDS = ("differentiate", *LEARNER_COLOURS)
+DEPTH = 0.42
+"""Height of the learner's part, as a share of the rollout's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The updates that are drawn: their phases, and the seconds they span."""
+
+    updates: tuple[int, ...]
+    start_s: float
+    end_s: float
+    phases: tuple[Span, ...]
+
+
+def last_updates(spans: Sequence[Span], count: int) -> Window | None:
+    """The window of the newest `count` updates that have all their phases; None where there is none."""
+    phases = [span for span in spans if span.lane == UPDATE_LANE and span.update is not None]
+    complete = sorted({span.update for span in phases if span.name == "suffix" and span.update is not None})
+    chosen = tuple(complete[-count:])
+    mine = tuple(span for span in phases if span.update in chosen)
+    if not mine:
+        return None
+    return Window(updates=chosen, start_s=min(s.start_s for s in mine), end_s=max(s.end_s for s in mine), phases=mine)
+
+
+def draw_timeline(spans: Sequence[Span], path: Path, *, updates: int = 4, title: str = "") -> bool:
+    """Draw the last `updates` updates to `path` (PNG); False where there is nothing to draw."""
+    window = last_updates(spans, updates)
+    if window is None:
+        return False
+    inside = [span for span in spans if span.end_s > window.start_s and span.start_s < window.end_s]
+    with style.house_style():
+        figure = Figure(figsize=(12, 4.6), dpi=150, layout="constrained")
+        axes = figure.add_subplot()
+        _draw_rollouts(axes, inside, window)
+        _draw_learner(axes, inside, window)
+        _draw_phases(axes, window)
+        _finish(axes, window, title)
+        figure.savefig(path, format="png")
+    return True
+
+
+def gaps(busy: Iterable[tuple[float, float]], start_s: float, end_s: float) -> list[tuple[float, float]]:
+    """What of [start_s, end_s] no interval of `busy` covers, in order."""
+    free, reached = [], start_s
+    for begin, end in sorted(busy):
+        if begin > reached:
+            free.append((reached, min(begin, end_s)))
+        reached = max(reached, end)
+        if reached >= end_s:
+            return free
+    return [*free, (reached, end_s)]
+
+
+def rows_for(spans: Sequence[Span]) -> list[int]:
+    """A row for each span such that spans of one row do not overlap, in as few rows as there are at once."""
+    ends: list[float] = []
+    rows = []
+    for span in spans:
+        row = next((i for i, end in enumerate(ends) if end <= span.start_s), len(ends))
+        ends[row : row + 1] = [span.end_s]
+        rows.append(row)
+    return rows
+
+
+def _draw_rollouts(axes: Axes, spans: Sequence[Span], window: Window) -> None:
+    """Rows of trajectories between 0 and 1; every lane's own turns are drawn in its trajectory's row."""
+    whole = [s for s in spans if s.lane.startswith(ROLLOUT_LANES) and s.name == "trajectory"]
+    by_lane: dict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        by_lane[span.lane].append(span)
+    rows = rows_for(whole)
+    height = 1.0 / (max(rows, default=0) + 1)
+    for trajectory, row in zip(whole, rows, strict=True):
+        at = row * height
+        left = max(trajectory.start_s, window.start_s) - window.start_s
+        width = min(trajectory.end_s, window.end_s) - window.start_s - left
+        axes.broken_barh([(left, width)], (at, height * 0.86), color=style.ROLLOUT_LIGHT, linewidth=0)
+        for name, colour in ROLLOUT_COLOURS.items():
+            parts = [
+                (s.start_s - window.start_s, s.end_s - s.start_s)
+                for s in by_lane[trajectory.lane]
+                if s.name == name and trajectory.start_s <= s.start_s <= trajectory.end_s
+            ]
+            axes.broken_barh(parts, (at, height * 0.86), color=colour, linewidth=0)
+    busy = [(s.start_s, s.end_s) for s in whole]
+    _hatch(axes, gaps(busy, window.start_s, window.end_s), window, (0.0, 1.0))
+
+
+def _draw_learner(axes: Axes, spans: Sequence[Span], window: Window) -> None:
+    """Rows of cells between -DEPTH and 0, cell 0 next to the axis."""
+    lanes = sorted({s.lane for s in spans if s.lane.startswith(LEARNER_LANES)}, key=lambda lane: (len(lane), lane))
+    height = DEPTH / max(len(lanes), 1)
+    for number, lane in enumerate(lanes):
+        at = -(number + 1) * height
+        mine = [s for s in spans if s.lane == lane and s.name in LEARNER_KINDS]
+        for name in LEARNER_KINDS:
+            parts = [(s.start_s - window.start_s, s.end_s - s.start_s) for s in mine if s.name == name]
+            colour = LEARNER_COLOURS.get(name, style.LEARNER)
+            axes.broken_barh(parts, (at + height * 0.07, height * 0.86), color=colour, linewidth=0)
+        idle = gaps([(s.start_s, s.end_s) for s in mine], window.start_s, window.end_s)
+        visible = [gap for gap in idle if gap[1] - gap[0] > (window.end_s - window.start_s) / 800]
+        _hatch(axes, visible, window, (at + height * 0.07, height * 0.86))
+
+
+def _hatch(axes: Axes, idle: Iterable[tuple[float, float]], window: Window, rows: tuple[float, float]) -> None:
+    parts = [(begin - window.start_s, end - begin) for begin, end in idle]
+    axes.broken_barh(parts, rows, facecolor="none", edgecolor=style.IDLE, hatch="////", linewidth=0)
+
+
+def _draw_phases(axes: Axes, window: Window) -> None:
+    """Where each update starts, where its last reward came, and how long the learner went on after it."""
+    for span in window.phases:
+        left, right = span.start_s - window.start_s, span.end_s - window.start_s
+        if span.name == "rollout":
+            axes.axvline(left, color=style.INK, linewidth=0.9)
+            axes.text(left, 1.025, f" update {span.update}", fontsize=8, fontweight="bold")
+        elif span.name == "tail":
+            axes.axvline(left, color=style.BAD, linewidth=0.9, linestyle=(0, (3, 2)))
+            axes.axvspan(left, right, ymin=0, ymax=1, color=style.TAIL, alpha=0.07, linewidth=0)
+            axes.text(left, 1.025, f"tail {right - left:.2f} s ", fontsize=8, color=style.BAD, ha="right")
+
+
+def _finish(axes: Axes, window: Window, title: str) -> None:
+    axes.axhline(0, color=style.INK, linewidth=1.2)
+    axes.set_xlim(0, window.end_s - window.start_s)
+    axes.set_ylim(-DEPTH - 0.02, 1.1)
+    axes.set_yticks([0.5, -DEPTH / 2], ["rollout", "learner"], fontsize=10, fontweight="bold", color=style.INK)
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.set_xlabel("seconds")
+    axes.set_title(title, pad=10)
+    named = {
+        "turn": style.ROLLOUT,
+        "waiting for a tool": style.ROLLOUT_LIGHT,
+        "forward and backward": style.LEARNER,
+        "fold": style.LEARNER_LIGHT,
+        "step": style.TAIL,
+        "publication": style.SUFFIX,
+    }
+    handles = [Patch(facecolor=colour, label=name) for name, colour in named.items()]
+    handles.append(Patch(facecolor="white", edgecolor=style.FAINT, hatch="////", linewidth=0, label="idle"))
+    axes.legend(
+        handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=7, frameon=False, fontsize=8,
+        handlelength=1.2, columnspacing=1.4,
+    )  # fmt: skip

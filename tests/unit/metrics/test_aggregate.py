@@ -1,0 +1,178 @@
+"""A metric does not depend on how work was split: sums over sums, min of mins, maxima of maxima."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megathunder.config.model_shape import ModelShape
+from megathunder.metrics.aggregate import Clock, Outcome, Summary, UpdateTally, combine
+from megathunder.types import (
+    BATCH,
+    ContributionId,
+    Differentiate,
+    Done,
+    EndReason,
+    Publish,
+    Role,
+    Row,
+    Segment,
+    TakeStep,
+    TrainRow,
+    Trajectory,
+    TrajectoryId,
+    WorkStats,
+)
+
+SHAPE = ModelShape(layers=2, hidden=8, heads=2, kv_heads=1, head_size=4, ffn=16, vocabulary=32)
+CLOCK = Clock(first_request_s=10.0, last_signal_s=14.0, last_backward_s=15.0, acknowledged_s=15.5)
+
+
+def outcome(**changes: object) -> Outcome:
+    values = {"applied": 2, "dropped_by_reason": {}, "groups_degenerate": 0, "normaliser": 4.0, "since_start_s": 9.0}
+    return Outcome(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def tally(**changes: object) -> UpdateTally:
+    values = {"update": 3, "schedule": "sync", "objective": "grpo", "policy_version": 3, "shape": SHAPE}
+    return UpdateTally(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def trajectory(group: int, index: int, reward: float, versions: tuple[int, ...] = (3, 3)) -> Trajectory:
+    ids = tuple(range(len(versions)))
+    action = Segment(role=Role.ACTION, token_ids=ids, logprobs=(-1.0,) * len(ids), policy_versions=versions)
+    return Trajectory(
+        id=TrajectoryId(3, group, index),
+        task_id="t",
+        rows=(Row(segments=(Segment(role=Role.PROMPT, token_ids=(1, 2)), action)),),
+        end_reason=EndReason.ANSWERED,
+        started_s=10.0,
+        completed_s=12.0,
+        turns=2,
+        reward=reward,
+    )
+
+
+def work(tokens: int, *, seconds: float = 1.0, **stats: object) -> tuple[Differentiate, Done]:
+    row = TrainRow(
+        source=ContributionId(3, 0, 0),
+        token_ids=(1,) * tokens,
+        loss_mask=(0,) + (1,) * (tokens - 1),
+        engine_logprobs=(0.0,) * tokens,
+    )
+    command = Differentiate(item=0, update=3, policy_version=3, target=BATCH, rows=(row,))
+    done = WorkStats(tokens=tokens, **stats)  # type: ignore[arg-type]
+    return command, Done(item=0, cell=0, started_s=0.0, ended_s=seconds, stats=done)
+
+
+def test_min_of_mins_and_sums_over_sums() -> None:
+    assert (Summary.of([1.0]) + Summary.of([5.0])).minimum == 1.0
+    assert (Summary(sum=2.0, count=2) + Summary(sum=30.0, count=6)).mean == 4.0
+    assert Summary().mean == 0.0
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.integers(0, 20))
+def test_a_summary_does_not_depend_on_the_split(values: list[float], cut: int) -> None:
+    joined, whole = Summary.of(values[:cut]) + Summary.of(values[cut:]), Summary.of(values)
+    assert joined.mean == pytest.approx(whole.mean, abs=1e-9)
+    assert (joined.minimum, joined.maximum, joined.count) == (whole.minimum, whole.maximum, whole.count)
+
+
+def test_stats_of_ranks_add_up_and_maxima_stay_maxima() -> None:
+    both = combine(
+        [
+            WorkStats(tokens=3, logprob_diff_max=0.5, grad_norm=1.5, extra={"kl_sum": 1.0, "peak_max": 2.0}),
+            WorkStats(
+                tokens=4, logprob_diff_max=0.25, grad_norm=1.5, stepped=True, extra={"kl_sum": 2.0, "peak_max": 1.0}
+            ),
+        ]
+    )
+    assert (both.tokens, both.logprob_diff_max, both.grad_norm, both.stepped) == (7, 0.5, 1.5, True)
+    assert both.extra == {"kl_sum": 3.0, "peak_max": 2.0}
+    assert combine([]) == WorkStats()
+
+
+def run(parts: Sequence[tuple[Differentiate, Done]]) -> UpdateTally:
+    made = tally()
+    for command, done in parts:
+        made.work(command, done)
+    return made
+
+
+def test_the_row_does_not_depend_on_the_order_of_the_work() -> None:
+    parts = [work(4, loss_sum=1.0, trained_tokens=3), work(9, loss_sum=2.0, trained_tokens=8, logprob_diff_max=0.1)]
+    assert run(parts).row(CLOCK, outcome()) == run(parts[::-1]).row(CLOCK, outcome())
+
+
+def test_the_parts_of_the_wall_add_up() -> None:
+    row = tally().row(CLOCK, outcome())
+    assert (row.rollout_s, row.tail_s, row.suffix_s, row.step_wall_s) == (4.0, 1.0, 0.5, 5.5)
+    early = Clock(first_request_s=10.0, last_signal_s=14.0, last_backward_s=13.0, acknowledged_s=15.5)
+    row = tally().row(early, outcome())
+    assert (row.tail_s, row.suffix_s) == (0.0, 1.5), "a learner that had nothing left to do has no tail"
+
+
+def test_busy_time_is_the_mean_over_cells_without_publication() -> None:
+    made = tally(cells=2)
+    made.work(*work(4, seconds=3.0))
+    step = TakeStep(item=1, update=3, normaliser=4.0)
+    for cell in (0, 1):
+        made.work(step, Done(item=1, cell=cell, started_s=0, ended_s=0.5, stats=WorkStats(stepped=True, grad_norm=2.0)))
+    publish = Publish(item=2, version=4, servers=())
+    made.work(publish, Done(item=2, cell=0, started_s=0, ended_s=0.25, stats=WorkStats(payload_bytes=7)))
+    row = made.row(CLOCK, outcome())
+    assert row.learner_busy_s == (3.0 + 0.5 + 0.5) / 2
+    assert row.learner_busy_share == pytest.approx(2.0 / 5.5)
+    assert (row.publication_s, row.publication_bytes, row.grad_norm, row.stepped) == (0.25, 7, 2.0, True)
+
+
+def test_rewards_and_prompts() -> None:
+    made = tally()
+    for group, index, reward in ((0, 0, 1.0), (0, 1, 0.0), (1, 0, 0.0), (1, 1, 0.0)):
+        made.trajectory(trajectory(group, index, reward))
+    row = made.row(CLOCK, outcome())
+    assert (row.reward_mean, row.prompt_reward_min, row.prompt_reward_max, row.prompt_best_mean) == (
+        0.25,
+        0.0,
+        0.5,
+        0.5,
+    )
+    assert row.reward_std == pytest.approx(math.sqrt(3) / 4)
+    assert (row.trajectories, row.turns_mean, row.response_tokens_mean) == (4, 2.0, 2.0)
+
+
+def test_lag_counts_every_sampled_token() -> None:
+    made = tally()
+    made.trajectory(trajectory(0, 0, 1.0))
+    assert made.row(CLOCK, outcome()).policy_lag_max == 0
+    made.trajectory(trajectory(0, 1, 1.0, versions=(2, 2, 3)))
+    row = made.row(CLOCK, outcome())
+    assert (row.policy_lag_max, row.tokens_by_lag) == (1, {0: 3, 1: 2})
+
+
+def test_flops_come_from_the_rows_that_were_executed() -> None:
+    one, two = run([work(8)]), run([work(4), work(4)])
+    long, short = (made.row(CLOCK, outcome()).flops for made in (one, two))
+    attention = 3 * 2 * SHAPE.layers * SHAPE.heads * SHAPE.head_size
+    assert long - short == attention * (64 - 2 * 16) + 3 * 2 * SHAPE.embedding_parameters * (7 - 6)
+
+
+def test_dropped_contributions_are_counted_by_reason() -> None:
+    row = tally().row(CLOCK, outcome(applied=5, dropped_by_reason={"lost": 2, "stale": 1}))
+    assert (row.contributions_applied, row.contributions_dropped) == (5, 3)
+
+
+def test_an_update_without_anything_has_a_finite_row() -> None:
+    row = tally(shape=None).row(CLOCK, outcome(applied=0, normaliser=0.0))
+    numbers = [value for value in (getattr(row, n) for n in row.__struct_fields__) if isinstance(value, float)]
+    assert all(math.isfinite(value) for value in numbers)
+
+
+def test_teacher_divergence_is_a_token_mean() -> None:
+    made = run([work(4, trained_tokens=3, extra={"kl_sum": 1.5}), work(9, trained_tokens=7, extra={"kl_sum": 0.5})])
+    assert made.row(CLOCK, outcome()).teacher_kl == 0.2
+    assert tally().row(CLOCK, outcome()).teacher_kl is None

@@ -1,0 +1,220 @@
+"""The plan, the display, the monitor and W&B: what is shown, and that nothing shown can end a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import types
+from pathlib import Path
+
+import pytest
+from rich.console import Console as RichConsole
+
+from megathunder import tracing
+from megathunder.config import Config
+from megathunder.config.model_shape import ModelShape
+from megathunder.metrics.console import Console, Progress, draw, line
+from megathunder.metrics.folder import start_run
+from megathunder.metrics.memory import host_memory_bytes
+from megathunder.metrics.monitor import open_monitor
+from megathunder.metrics.plan import make_plan, plan_lines, plan_table
+from megathunder.metrics.row import read_rows
+from megathunder.metrics.sinks import WandbSink
+from megathunder.types import TrajectoryId, TrajectoryLost
+from tests.unit.metrics.made_run import made_row
+
+SHAPE = ModelShape(layers=2, hidden=8, heads=2, kv_heads=1, head_size=4, ffn=16, vocabulary=32)
+
+
+def with_changes(**sections: dict[str, object]) -> Config:
+    config = Config()
+    changed = {name: dataclasses.replace(getattr(config, name), **values) for name, values in sections.items()}
+    return dataclasses.replace(config, **changed)
+
+
+def printed(renderable: object) -> str:
+    text = io.StringIO()
+    RichConsole(file=text, width=160).print(renderable)
+    return text.getvalue()
+
+
+def test_the_plan_counts_what_will_happen() -> None:
+    config = with_changes(run={"updates": 10, "groups_per_update": 4, "group_size": 8}, rollout={"max_tokens": 100})
+    lines = dict(plan_lines(make_plan(config, SHAPE, ranks=2)))
+    assert lines["updates"] == "10 of 4 groups x 8 = 32 trajectories"
+    assert lines["tokens"] == "at most 3.2k an update, 32k in all"
+    assert "2 learner rank(s) in 2 cell(s), 1 coordinator, 1 server(s) started here" in lines["processes"]
+    assert "10 of 4 groups" in printed(plan_table(make_plan(config, SHAPE)))
+
+
+def test_accumulators_are_local_parameters_by_classes_by_open_groups() -> None:
+    config = with_changes(run={"groups_per_update": 8}, streaming={"max_open_groups": 4})
+    plan = make_plan(config, SHAPE, local_parameters=1000)
+    assert plan.memory.accumulators == 1000 * 4 * 2 * 4
+    exact = make_plan(with_changes(learner={"accumulator": "exact"}), SHAPE, local_parameters=1000)
+    assert exact.memory.accumulators == 1000 * 8 * 2 * 8
+    sync = make_plan(dataclasses.replace(config, schedule="sync"), SHAPE, local_parameters=1000)
+    assert sync.memory.accumulators == 0
+    own = make_plan(with_changes(streaming={"content_ready": True}), SHAPE, local_parameters=1000)
+    assert own.classes == Config().run.group_size
+
+
+def test_the_plan_names_the_limit_that_is_near() -> None:
+    plan = make_plan(Config(), SHAPE)
+    for limit, state in (
+        (plan.host_bytes * 10, "ample"),
+        (int(plan.host_bytes * 1.1), "near"),
+        (plan.host_bytes // 2, "EXCEEDED"),
+    ):
+        lines = dict(plan_lines(make_plan(Config(), SHAPE, host_limit_bytes=limit)))
+        assert state in lines["this host"]
+    assert "this host" not in dict(plan_lines(plan))
+
+
+def test_memory_of_a_rank_adds_up_and_is_divided_by_the_layout() -> None:
+    whole = make_plan(Config(), SHAPE)
+    memory = whole.memory
+    parts = (memory.weights, memory.gradient, memory.optimizer, memory.accumulators, memory.activations)
+    assert memory.rank == sum(parts)
+    assert memory.weights == memory.gradient == 4 * SHAPE.parameters
+    half = make_plan(with_changes(learner={"tensor_parallel": 2}), SHAPE, ranks=2)
+    assert half.local_parameters == -(-SHAPE.parameters // 2)
+    assert half.cells == 1
+    sharded = make_plan(with_changes(learner={"distributed_optimizer": True}), SHAPE, ranks=4)
+    assert sharded.memory.optimizer == memory.optimizer // 4
+
+
+def test_experts_are_divided_by_expert_parallelism_and_the_rest_is_not() -> None:
+    moe = dataclasses.replace(SHAPE, experts=8, experts_per_token=2, expert_ffn=4, dense_layers=0)
+    experts = 2 * 3 * 8 * 4 * 8
+    plan = make_plan(with_changes(learner={"expert_parallel": 4}), moe, ranks=4)
+    assert plan.local_parameters == moe.parameters - experts + experts // 4
+
+
+def test_a_line_says_what_the_update_did() -> None:
+    text = line(made_row(9, reward_mean=0.5, success_heldout=0.25, contributions_dropped=3))
+    assert "update    9  reward 0.500 (held-out 0.250)" in text
+    assert "dropped 3" in text
+    assert "NO STEP: all rewards equal" in line(made_row(0, stepped=False, skip_reason="all rewards equal"))
+
+
+def test_without_a_terminal_one_plain_line_an_update_is_printed() -> None:
+    text = io.StringIO()
+    console = Console(live=True, file=text)
+    console.show(Progress(update=0, updates=2, phase="rollout", elapsed_s=0.5))
+    assert text.getvalue() == ""
+    for update in range(2):
+        console.row(made_row(update))
+    console.close()
+    assert text.getvalue() == line(made_row(0)) + "\n" + line(made_row(1)) + "\n"
+
+
+def test_the_live_part_has_a_bar_for_rollout_and_one_for_the_learner() -> None:
+    progress = Progress(
+        update=3,
+        updates=8,
+        phase="tail",
+        elapsed_s=1.25,
+        trajectories_done=64,
+        trajectories=64,
+        contributions_done=40,
+        contributions=64,
+        reward_mean=0.5,
+    )
+    text = printed(draw(progress, made_row(2)))
+    for words in (
+        "rollout",
+        "64/64",
+        "learner",
+        "40/64",
+        "update 3: tail, 1.2 s",
+        "reward so far 0.500",
+        "last: reward",
+    ):
+        assert words in text
+
+
+def test_a_monitor_records_rows_events_and_trajectories_and_ends_with_a_report(tmp_path: Path) -> None:
+    config = with_changes(run={"folder": str(tmp_path), "progress": False, "updates": 2})
+    folder = start_run(config)
+    monitor = open_monitor(config, folder, decode=lambda ids: "")
+    for update in range(2):
+        monitor.note(TrajectoryLost(id=TrajectoryId(update, 0, 0), reason="x", at_s=1.0))
+        monitor.show(Progress(update=update, updates=2, phase="rollout", elapsed_s=0.0))
+        tracing.record(tracing.UPDATE_LANE, "suffix", 1.0, 2.0, update=update)
+        monitor.row(made_row(update))
+    monitor.close()
+    assert len(read_rows(folder.metrics)) == 2
+    assert folder.trajectories_of(1).stat().st_size > 0
+    assert '"suffix"' in folder.events.read_text()
+    assert "Zero staleness" in folder.report.read_text()
+    tracing.record("run", "after", 0.0, 0.0)
+    assert "after" not in folder.events.read_text()
+
+
+class Unreachable(Exception):
+    """What W&B raises where it cannot be reached."""
+
+
+class History:
+    """A W&B run that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.logged: list[dict[str, object]] = []
+        self.axis = ""
+        self.finished = False
+
+    def define_metric(self, pattern: str, step_metric: str) -> None:
+        self.axis = step_metric
+
+    def log(self, values: dict[str, object]) -> None:
+        self.logged.append(values)
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+def wandb_with(reachable: bool, calls: list[dict[str, object]], history: History) -> types.ModuleType:
+    module = types.ModuleType("wandb")
+
+    def init(**arguments: object) -> History:
+        calls.append(arguments)
+        if arguments["mode"] == "online" and not reachable:
+            raise Unreachable("no route to host")
+        return history
+
+    module.init = init  # type: ignore[attr-defined]
+    module.errors = types.SimpleNamespace(Error=Unreachable)  # type: ignore[attr-defined]
+    module.util = types.SimpleNamespace(generate_id=lambda: f"id{len(calls)}")  # type: ignore[attr-defined]
+    return module
+
+
+def test_an_unreachable_wandb_falls_back_to_files_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = with_changes(run={"folder": str(tmp_path)}, metrics={"wandb": "online"})
+    calls: list[dict[str, object]] = []
+    history = History()
+    sink = WandbSink(config, start_run(config), wandb_with(False, calls, history))
+    sink.row(made_row(0, tokens_by_lag={0: 7}))
+    sink.close()
+    assert [call["mode"] for call in calls] == ["online", "offline"]
+    assert "wandb sync" in caplog.text
+    assert history.logged[0]["tokens_by_lag/0"] == 7
+    assert history.logged[0]["update"] == 0
+    assert "success_heldout" not in history.logged[0]
+    assert (history.axis, history.finished) == ("update", True)
+
+
+def test_a_resumed_run_continues_its_own_wandb_history(tmp_path: Path) -> None:
+    config = with_changes(run={"folder": str(tmp_path)}, metrics={"wandb": "offline"})
+    calls: list[dict[str, object]] = []
+    folder = start_run(config)
+    for _ in range(2):
+        WandbSink(config, folder, wandb_with(True, calls, History()))
+    assert calls[0]["id"] == calls[1]["id"]
+    assert calls[0]["resume"] == "allow"
+
+
+def test_host_memory_is_that_of_the_process_and_its_children() -> None:
+    assert host_memory_bytes() > 10_000_000
