@@ -17,10 +17,11 @@ _POSITIVE = """
     rollout.observation_characters rollout.max_concurrent rollout.deadline_s rollout.request_timeout_s
     rollout.startup_timeout_s rollout.max_total_tokens rollout.max_running_requests
     loss.constant
-    streaming.pack_tokens streaming.pack_rows streaming.max_open_groups streaming.stall_timeout_s
+    streaming.pack_tokens streaming.pack_rows streaming.max_open_groups streaming.reward_values
+    streaming.max_own_accumulators streaming.stall_timeout_s
     learner.tensor_parallel learner.pipeline_parallel learner.expert_parallel learner.context_parallel
     learner.virtual_pipeline learner.collective_timeout_s
-    learner.learning_rate learner.adam_epsilon learner.max_bad_updates
+    learner.learning_rate learner.adam_epsilon learner.exact_range learner.max_bad_updates
     publish.bucket_mb publish.timeout_s publish.min_servers
     metrics.timeline_updates
 """

@@ -41,7 +41,7 @@ class LearnerConfig:
     accumulator: Literal["fp32", "exact"] = "fp32"
     """`fp32` sums in arrival order; `exact` sums in 64-bit fixed point, bit-identical in any order."""
     exact_range: float = 4096.0
-    """`exact`: bound of the sum over an update of |coefficient| x |gradient element|, not normalised; more is refused."""
+    """`exact`: bound of an update's sum of |coefficient| x |gradient element|, not normalised; more is refused."""
     accumulator_placement: Literal["device", "host"] = "device"
     """Where accumulators of open groups live."""
     shared_prompt: bool = False

@@ -2,7 +2,7 @@
 
 Memory of one learner rank, in bytes, with p parameters on it:
     weights p * size;  gradient 4 p;  optimizer 8 p (two moments), 12 p below float32 (and float32 masters);
-    accumulators 4 p * (classes * open groups) beside the gradient buffer (8 p each in exact mode);
+    accumulators 4 p * (reward values * open groups + own) beside the gradient buffer (8 p each in exact mode);
     activations of one micro-batch, an estimate: tokens * (layers * (9 hidden + 3 ffn) * size + 4 vocabulary), with one
     layer's share kept under full recomputation.
 A server holds weights and its key-value cache. Pure: numbers in, a table out; the limits are given.
@@ -111,7 +111,8 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
     teacher = " + 1 teacher" if config.objective == "opd" and not config.opd.teacher_urls else ""
     active = f", {_count(shape.active_parameters)} active a token" if shape.experts else ""
     open_groups = min(config.streaming.max_open_groups, run.groups_per_update)
-    held = plan.classes * open_groups
+    own = config.streaming.max_own_accumulators if plan.classes and config.streaming.content_ready else 0
+    held = plan.classes * open_groups + own
     per_update = attempts * rollout.max_tokens
     processes = f"{plan.ranks} learner rank(s) in {plan.cells} cell(s), 1 coordinator, {servers} server(s) {started}"
     parts = {
@@ -151,7 +152,7 @@ def _accumulators_a_group(config: Config) -> int:
     """Accumulators an open group holds: one a reward value (a binary verifier has two); none for direct work."""
     if config.objective == "opd" or config.schedule in ("sync", "one_step_off", "periodic_async"):
         return 0
-    return config.run.group_size if config.streaming.content_ready else 2
+    return config.streaming.reward_values
 
 
 def _local_parameters(config: Config, shape: ModelShape) -> int:
@@ -168,6 +169,7 @@ def _memory(config: Config, shape: ModelShape, local: int, classes: int, shards:
     size = SIZES[learner.dtype]
     open_groups = min(config.streaming.max_open_groups, config.run.groups_per_update)
     accumulator = local * (8 if learner.accumulator == "exact" else max(4, size))
+    own = config.streaming.max_own_accumulators if classes and config.streaming.content_ready else 0
     width = 9 * shape.hidden + 3 * max(shape.ffn, shape.expert_ffn * max(shape.experts_per_token, 1))
     kept = shape.layers if learner.recompute != "full" else 1
     layout = learner.tensor_parallel * learner.pipeline_parallel * learner.context_parallel
@@ -178,7 +180,7 @@ def _memory(config: Config, shape: ModelShape, local: int, classes: int, shards:
         weights=local * size,
         gradient=local * max(4, size),
         optimizer=local * (8 if size >= 4 else 12) * (2 if size == 8 else 1) // shards,
-        accumulators=accumulator * classes * open_groups,
+        accumulators=accumulator * (classes * open_groups + own),
         activations=activations,
         server=shape.parameters * server_size + cache,
     )

@@ -55,8 +55,8 @@ def test_accumulators_are_local_parameters_by_classes_by_open_groups() -> None:
     assert exact.memory.accumulators == 1000 * 8 * 2 * 8
     sync = make_plan(dataclasses.replace(config, schedule="sync"), SHAPE, local_parameters=1000)
     assert sync.memory.accumulators == 0
-    own = make_plan(with_changes(streaming={"content_ready": True}), SHAPE, local_parameters=1000)
-    assert own.classes == Config().run.group_size
+    early = with_changes(streaming={"content_ready": True, "max_own_accumulators": 4})
+    assert make_plan(early, SHAPE, local_parameters=1000).memory.accumulators == 1000 * 4 * (2 * 8 + 4)
 
 
 def test_the_plan_names_the_limit_that_is_near() -> None:
