@@ -233,15 +233,15 @@ class Differentiate(Wire):
     Kind "moment" adds the gradient to slot 0 and reward * gradient to slot 1 (one row an item; `reward` is r_i).
     `last` marks rows whose chain is complete, so cached context is replayed and freed (prefix-cut release):
 
-    release        rows with last = False                            rows with last = True
-    trajectory     never                                             the whole chain, context_tokens = 0
-    turn           backward of the masked new turns, dK/dV deferred  the same, then the replay of what was deferred
-    turn_forward   forward of the new turns only; mask as sampled,   the reverse pass: loss_mask, teacher_logprobs,
-                   scale and target mean nothing yet                 scale and target are those of the whole chain
+    release        rows with last = False                             rows with last = True
+    trajectory     never                                              the whole chain, context_tokens = 0
+    turn           backward of the masked new turns, dK/dV deferred   the same, then the replay of what was deferred
+    turn_forward   forward of the new turns only; mask as sampled,    the reverse pass: mask, teacher_logprobs, scale
+                   scale and target mean nothing yet                  and target are those of the whole chain
 
-    Tokens before `context_tokens` were forwarded by this cell for the same (trajectory, row); context_tokens = 0
-    starts anew and forgets what was cached. A row with context_tokens = T adds no tokens: it replays what is deferred
-    (or runs the reverse pass), and with an all-zero mask and nothing deferred it only frees the cache.
+    Tokens before `context_tokens` were forwarded by this cell for the same (trajectory, row); context_tokens = 0 starts
+    anew and forgets what was cached. A row with context_tokens = T adds no tokens: it replays what is deferred (or runs
+    the reverse pass), and with an all-zero mask and nothing deferred it only frees the cache.
     """
 
     item: int

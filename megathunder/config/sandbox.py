@@ -19,16 +19,18 @@ class SandboxConfig:
     processes: int = 64
     """Processes alive at once in one sandbox."""
     memory_mb: int = 512
-    """Address space of one process."""
+    """Address space of one process, and resident memory of all processes of one sandbox."""
     disk_mb: int = 32
     """Size of the work folder."""
     inodes: int = 4096
     """Files in the work folder."""
     output_bytes: int = 65536
     """Output kept of one command, head and tail; the rest is counted."""
-    max_running: int = 8
-    """Commands that run at the same time over all sandboxes."""
+    max_running: int = 64
+    """Commands that run at the same time over all sandboxes; a waiting command counts, so lower it for heavy ones."""
     max_open: int = 128
     """Sandboxes open at the same time."""
+    warm: int = 8
+    """Sandboxes kept started and empty, so that an episode need not wait for one."""
     grading_budget_s: float = 10.0
     """Time the grader of one trajectory may take."""

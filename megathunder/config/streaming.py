@@ -21,7 +21,8 @@ class StreamingConfig:
     max_open_groups: int = 16
     """Groups with unknown coefficients a cell may hold accumulators for."""
     reward_values: int = 2
-    """Distinct rewards of an open group that get an accumulator each (binary: two); more share two moments."""
+    """Distinct rewards of an open group that get an accumulator each (a binary verifier has two); more share two
+    moments."""
     max_own_accumulators: int = 4
     """Trajectories a cell may hold an accumulator for while their reward is unknown (`content_ready`)."""
     on_lost: Literal["shrink", "drop_group", "fail"] = "shrink"

@@ -1,8 +1,8 @@
 """From the configuration to an objective; every combination that cannot be exact is refused here, before a run starts.
 
-Called by launch and by the scheduler. Refuses (ConfigError): groups of one, normalisations that are not affine, release modes
-and content-ready release that an objective does not have, sequence_mean with turns released early, and dropping the group
-of a lost trajectory whose turns are already in the sum.
+Called by launch and by the scheduler. Refuses (ConfigError): groups of one, normalisations that are not affine,
+release modes and content-ready release that an objective does not have, sequence_mean with turns released early, and
+dropping the group of a lost trajectory whose turns are already in the sum.
 """
 
 from __future__ import annotations

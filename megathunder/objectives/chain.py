@@ -2,9 +2,9 @@
 
     prompt | action 0 | observation | action 1 | ...         turn t ends where action t ends
 
-A chain is one row of a trajectory: a context reset starts another chain. Only action tokens are trained; what follows the
-last action is never forwarded. Called by the scheduler as events arrive, and by `train_rows` for whole trajectories.
-Refuses scores that do not have one number per action token.
+A chain is one row of a trajectory: a context reset starts another chain. Only action tokens are trained; what follows
+the last action is never forwarded. Called by the scheduler as events arrive, and by `train_rows` for whole
+trajectories. Refuses scores that do not have one number per action token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,17 @@ from megathunder.types import ContributionId, Role, Row, Segment, TrainRow, Traj
 class TokenChain:
     """Tokens of one row, turn by turn. `ends[t]` is the position after turn t; `scored` counts leading scored turns."""
 
-    __slots__ = ("tokens", "mask", "logprobs", "teacher", "ends", "starts", "prompt_tokens", "_pending_scores", "scored")
+    __slots__ = (
+        "tokens",
+        "mask",
+        "logprobs",
+        "teacher",
+        "ends",
+        "starts",
+        "prompt_tokens",
+        "_pending_scores",
+        "scored",
+    )
 
     def __init__(self) -> None:
         self.tokens: list[int] = []

@@ -1,9 +1,9 @@
 """GRPO: loss = (1/Z) sum_b sum_i A_i (-s_i), A_i = a_b r_i + c_b once group b is known.
 
 A trajectory whose group is open is added without its coefficient: to class accumulator C_v of its reward (the first
-`reward_values` distinct values), else to the moments S0 += g, S1 += r g; without a reward, to an accumulator of its own.
-At closure   batch += (a v + c) C_v,   batch += a S1 + c S0,   batch += A_i own_i.
-Called by the scheduler. Refuses groups of one (std, leave_one_out) and everything that is not affine, by name.
+`reward_values` distinct values), else to the moments S0 += g, S1 += r g; without a reward, to an accumulator of its
+own. At closure   batch += (a v + c) C_v,   batch += a S1 + c S0,   batch += A_i own_i. Called by the scheduler.
+Refuses groups of one (std, leave_one_out) and everything that is not affine, by name.
 """
 
 from __future__ import annotations

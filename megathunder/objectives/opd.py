@@ -1,10 +1,10 @@
 """On-policy distillation: loss = (1/Z) sum_i sum_t m_t stopgrad(log pi_k(y_t) - log q(y_t)) log pi(y_t).
 
-The sampled reverse-KL semi-gradient. The coefficient of a token is known when the frozen teacher q has scored its turn, so
-every contribution is direct; attempts at one prompt are independent (no group, no statistics). The learner forms the
-coefficient from `TrainRow.teacher_logprobs` and its own log-probabilities. A turn that is scored counts even if a later
-turn of its trajectory is lost: it is a sample of the policy like any other.
-Called by the scheduler. Refuses sequence_mean when turns are released before the length of their trajectory is known.
+The sampled reverse-KL semi-gradient. The coefficient of a token is known when the frozen teacher q has scored its
+turn, so every contribution is direct; attempts at one prompt are independent (no group, no statistics). The learner
+forms the coefficient from `TrainRow.teacher_logprobs` and its own log-probabilities. A turn that is scored counts
+even if a later turn of its trajectory is lost: it is a sample of the policy like any other. Called by the scheduler.
+Refuses sequence_mean when turns are released before the length of their trajectory is known.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ Refuses a missing model folder and a port in use before anything is started.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -50,6 +49,7 @@ class Slot:
         self.state = ServerState.STARTING
         self.process: ServerProcess | None = None
         self.restarts = 0
+        self.suspected = asyncio.Event()
 
 
 class ServerPool:
@@ -117,6 +117,12 @@ class ServerPool:
                 except TimeoutError:
                     raise InfrastructureFailure(f"no {self._name} server was ready within {timeout_s:.0f} s") from None
         return self.ready
+
+    def suspect(self, server: ServerAddress) -> None:
+        """A request to `server` failed: look at it now, and not at the next probe."""
+        for slot in self._slots:
+            if slot.address == server:
+                slot.suspected.set()
 
     async def close(self) -> None:
         """Stop watching and end every server this pool started. Idempotent."""
@@ -196,18 +202,32 @@ class ServerPool:
             await self._enter(slot, ServerState.READY)
 
     async def _until_dead(self, slot: Slot) -> str:
-        """Returns why the server counts as dead: its process ended, or it answered no probe for `health_timeout_s`."""
+        """Returns why the server counts as dead: its process ended, it refused a probe made on suspicion, or it
+        answered none for `health_timeout_s`."""
         answered = time.monotonic()
-        while time.monotonic() - answered < self._config.health_timeout_s:
-            if slot.process is not None:
-                with contextlib.suppress(TimeoutError):
-                    status = await asyncio.wait_for(slot.process.exited(), PROBE_EVERY_S)
-                    return f"its process ended with status {status}"
-            else:
-                await asyncio.sleep(PROBE_EVERY_S)
-            if await is_healthy(self._session, slot.address.url, timeout_s=self._config.health_timeout_s / 2):
+        limit_s = self._config.health_timeout_s
+        while time.monotonic() - answered < limit_s:
+            if await self._process_ended(slot):
+                return f"its process ended with status {slot.process.exit_status}"
+            suspected = slot.suspected.is_set()
+            slot.suspected.clear()
+            if await is_healthy(self._session, slot.address.url, timeout_s=limit_s / 2):
                 answered = time.monotonic()
-        return f"it answered no health request for {self._config.health_timeout_s:.0f} s"
+            elif suspected and slot.process is None:
+                return "requests to it failed, and a health request too"
+        return f"it answered no health request for {limit_s:.0f} s"
+
+    async def _process_ended(self, slot: Slot) -> bool:
+        """Wait for one probe interval, less if the server is suspected; whether its process ended."""
+        waits = [asyncio.ensure_future(slot.suspected.wait())]
+        if slot.process is not None:
+            waits.append(asyncio.ensure_future(slot.process.exited()))
+        try:
+            await asyncio.wait(waits, timeout=PROBE_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return slot.process is not None and slot.process.exit_status is not None
 
     async def _recover(self, slot: Slot) -> None:
         slot.restarts += 1

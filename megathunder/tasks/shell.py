@@ -27,7 +27,8 @@ NAMES = tuple(
     "salt milk tea soup cake pie jam oat rye yam pea dill egg ham fish tofu".split()
 )
 WORDS = tuple(
-    "moon star lake wind fire rock tree bird wolf deer frog crab bell drum ship road hill sand snow gold iron lamp door".split()
+    "moon star lake wind fire rock tree bird wolf deer frog crab "
+    "bell drum ship road hill sand snow gold iron lamp door".split()
 )
 FILES = 5  # in the work folder of a task
 FIX_INPUTS = (4, 58, 407)  # what a fixed program is tried on

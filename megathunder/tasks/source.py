@@ -114,7 +114,9 @@ def build_source(config: TasksConfig) -> TaskSource:
     unknown = [kind for kind in config.kinds if kind not in KINDS]
     if unknown:
         raise ConfigError(
-            f"tasks.kinds names {', '.join(unknown)}", expected=f"some of {', '.join(KINDS)}", remedy="correct the names"
+            f"tasks.kinds names {', '.join(unknown)}",
+            expected=f"some of {', '.join(KINDS)}",
+            remedy="correct the names",
         )
     if config.size < 1 or config.max_turns < 2:
         raise ConfigError(

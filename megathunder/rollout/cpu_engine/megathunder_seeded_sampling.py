@@ -37,7 +37,7 @@ def install() -> None:
 
 
 def draw(logprobs: torch.Tensor, seed: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """One token a row by inversion: logprobs [N, V], seed [N], positions [N] -> [N, 1]. Never a token of probability 0."""
+    """One token a row by inversion, never one of probability 0: logprobs [N, V], seed [N], positions [N] -> [N, 1]."""
     cumulative = logprobs.exp().cumsum(dim=-1, dtype=torch.float64)
     pairs = zip(seed.tolist(), positions.tolist())
     u = torch.tensor([uniform(s, p) for s, p in pairs], dtype=torch.float64)[:, None] * cumulative[:, -1:]

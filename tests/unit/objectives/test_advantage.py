@@ -20,7 +20,12 @@ from megathunder.objectives.advantage import (
 
 @pytest.mark.parametrize(
     ("normalisation", "one", "zero"),
-    [("sample_std", 1.2076, -0.7246), ("std", 1.2910, -0.7746), ("none", 0.625, -0.375), ("leave_one_out", 0.7143, -0.4286)],
+    [
+        ("sample_std", 1.2076, -0.7246),
+        ("std", 1.2910, -0.7746),
+        ("none", 0.625, -0.375),
+        ("leave_one_out", 0.7143, -0.4286),
+    ],
 )
 def test_three_successes_of_eight_give_the_tabulated_advantages(normalisation: str, one: float, zero: float) -> None:
     got = advantages([1] * 3 + [0] * 5, [8], normalisation)

@@ -1,0 +1,218 @@
+"""All trajectories of one batch at once: sampled, graded, scored by the teacher, reported as events.
+
+    per trajectory   TurnCompleted ...  TrajectoryCompleted  Rewarded            (TurnScored per turn with a teacher)
+                     or TrajectoryLost at any point, and nothing after it
+
+Infrastructure failures are retried inside a trajectory (`engine.py` repeats a request with the same tokens,
+`workspace.py` replays commands), so no event is ever withdrawn. Called by the coordinator and by evaluation/.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from megathunder import tracing
+from megathunder.config.rollout import RolloutConfig
+from megathunder.config.sandbox import SandboxConfig
+from megathunder.errors import InfrastructureFailure
+from megathunder.rollout.agent import Episode, EpisodeSettings
+from megathunder.rollout.client import EngineClient
+from megathunder.rollout.engine import DeadlinePassed, Engine, EpisodeClock
+from megathunder.rollout.router import Router
+from megathunder.rollout.supervisor import ServerPool
+from megathunder.rollout.workspace import Sandbox, Sandboxes, Workspace
+from megathunder.tasks import ChatFormat, Task
+from megathunder.types import (
+    Event,
+    Rewarded,
+    Role,
+    Trajectory,
+    TrajectoryCompleted,
+    TrajectoryId,
+    TrajectoryLost,
+    TurnCompleted,
+    TurnScored,
+)
+
+Emit = Callable[[Event], None]
+Grade = Callable[[Task, Sandbox, str | None, Sandboxes, float], Awaitable[float]]
+GRADING_GRACE_S = 30.0  # beyond the grader's own budget: leases and copies
+
+
+class Collector:
+    """`async with Collector(...) as collector:`. `grade` is sandbox.grade; `teacher` scores turns where there is one."""
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        sandbox: SandboxConfig,
+        *,
+        servers: ServerPool,
+        sandboxes: Sandboxes,
+        grade: Grade,
+        chat: ChatFormat,
+        seed: int,
+        teacher: ServerPool | None = None,
+        router: Router | None = None,
+    ) -> None:
+        self._config, self._sandbox = config, sandbox
+        self._sandboxes, self._grade, self._chat, self._seed = sandboxes, grade, chat, seed
+        self._client = EngineClient(timeout_s=config.request_timeout_s, api_key=config.api_key)
+        self._engine = Engine(servers, self._client, config, router)
+        self._teacher = Engine(teacher, self._client, config) if teacher else None
+
+    async def __aenter__(self) -> Collector:
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._client.__aexit__(None, None, None)
+
+    async def collect(
+        self,
+        update: int,
+        policy_version: int,
+        groups: Sequence[Sequence[Task]],
+        emit: Emit,
+        *,
+        temperature: float | None = None,
+        score: bool = True,
+    ) -> None:
+        """Run trajectory i of group b on groups[b][i]; returns when every one is rewarded (and scored) or lost."""
+        settings = EpisodeSettings(
+            rollout=self._config,
+            command_timeout_s=self._sandbox.command_timeout_s,
+            policy_version=policy_version,
+            seed=self._seed,
+            temperature=self._config.temperature if temperature is None else temperature,
+        )
+        places = asyncio.Semaphore(self._config.max_concurrent)
+        async with asyncio.TaskGroup() as running:
+            lane = 0
+            for b, group in enumerate(groups):
+                for i, task in enumerate(group):
+                    trajectory = TrajectoryId(update, b, i)
+                    report = Report(trajectory, tracing.rollout_lane(lane), emit)
+                    scorer = Scorer(self._teacher, report, self._config) if self._teacher and score else None
+                    running.create_task(self._one(task, report, settings, places, scorer))
+                    lane += 1
+
+    async def _one(
+        self, task: Task, report: Report, settings: EpisodeSettings, places: asyncio.Semaphore, scorer: Scorer | None
+    ) -> None:
+        workspace = Workspace(self._sandboxes, task, max_replays=self._config.max_retries)
+        async with places:
+            try:
+                with tracing.span(report.lane, "trajectory"):
+                    await self._sample_and_grade(task, report, settings, workspace, scorer)
+            except InfrastructureFailure as failure:
+                report.lost(str(failure))
+            except asyncio.CancelledError:
+                if scorer is not None:
+                    scorer.cancel()
+                raise
+            finally:
+                await workspace.close()
+        if scorer is not None:
+            await scorer.ended()
+
+    async def _sample_and_grade(
+        self, task: Task, report: Report, settings: EpisodeSettings, workspace: Workspace, scorer: Scorer | None
+    ) -> None:
+        def on_turn(turn: TurnCompleted, token_ids: tuple[int, ...]) -> None:
+            report.emit(turn)
+            if scorer is not None:
+                scorer.begin(turn, token_ids)
+
+        episode = Episode(
+            task,
+            report.id,
+            lane=report.lane,
+            settings=settings,
+            engine=self._engine,
+            chat=self._chat,
+            workspace=workspace,
+            on_turn=on_turn,
+        )
+        trajectory: Trajectory = await episode.run()
+        report.emit(TrajectoryCompleted(trajectory=trajectory, at_s=time.monotonic()))
+        started_s = time.monotonic()
+        with tracing.span(report.lane, "verifier"):
+            reward = await self._reward(task, workspace, episode.answer)
+        now = time.monotonic()
+        report.emit(Rewarded(id=report.id, reward=reward, verifier_s=now - started_s, at_s=now))
+
+    async def _reward(self, task: Task, workspace: Workspace, answer: str | None) -> float:
+        """0 without an answer; a grader that the machinery fails is asked again in a replayed sandbox."""
+        if answer is None:
+            return 0.0
+        budget_s = self._sandbox.grading_budget_s
+        while True:
+            try:
+                async with asyncio.timeout(budget_s + GRADING_GRACE_S):
+                    return await self._grade(task, await workspace.ready(), answer, self._sandboxes, budget_s)
+            except InfrastructureFailure as failure:
+                await workspace.fail(failure)
+            except TimeoutError:
+                await workspace.fail(InfrastructureFailure(f"grading took more than {budget_s + GRADING_GRACE_S:.0f} s"))
+
+
+class Report:
+    """What is said about one trajectory: nothing after its loss."""
+
+    def __init__(self, trajectory: TrajectoryId, lane: str, emit: Emit) -> None:
+        self.id, self.lane = trajectory, lane
+        self._emit, self._lost = emit, False
+
+    def emit(self, event: Event) -> None:
+        if not self._lost:
+            self._emit(event)
+
+    def lost(self, reason: str) -> None:
+        """The machinery failed it for good."""
+        self.emit(TrajectoryLost(id=self.id, reason=reason, at_s=time.monotonic()))
+        self._lost = True
+
+
+class Scorer:
+    """The teacher's log-probabilities of one trajectory's turns, asked for while the next turn is sampled."""
+
+    def __init__(self, teacher: Engine, report: Report, config: RolloutConfig) -> None:
+        self._teacher, self._report, self._config = teacher, report, config
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def begin(self, turn: TurnCompleted, token_ids: tuple[int, ...]) -> None:
+        """Score the ACTION that ends `token_ids` [T]."""
+        self._tasks.append(asyncio.create_task(self._score(turn, token_ids)))
+
+    async def ended(self) -> None:
+        """Every score arrived, or the trajectory is lost."""
+        try:
+            await asyncio.gather(*self._tasks)
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Stop what is still asked for. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        self._teacher.forget(self._report.id)
+
+    async def _score(self, turn: TurnCompleted, token_ids: tuple[int, ...]) -> None:
+        action = turn.segments[-1]
+        assert action.role is Role.ACTION
+        try:
+            with tracing.span(self._report.lane, "score", turn=turn.turn):
+                logprobs = await self._teacher.score(
+                    self._report.id,
+                    token_ids,
+                    len(token_ids) - len(action.token_ids),
+                    EpisodeClock(self._config.deadline_s),
+                )
+        except (InfrastructureFailure, DeadlinePassed) as failure:
+            self._report.lost(f"turn {turn.turn} was not scored: {failure or 'deadline'}")
+            return
+        scored = TurnScored(id=self._report.id, turn=turn.turn, teacher_logprobs=logprobs, at_s=time.monotonic())
+        self._report.emit(scored)

@@ -1,0 +1,119 @@
+"""Generation on whichever server is ready: placement, retries across restarts, and the check of the policy version.
+
+    wait until a server is ready -> place -> generate -> every token of `policy_version`?  -> Generation
+              ^------------------ not reached, died, aborted, another version ------|
+
+A request is repeated with the same exact token ids, so nothing that was sampled is lost when a server dies. Called by
+the agent loop and the collector.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from megathunder.config.rollout import RolloutConfig
+from megathunder.errors import InfrastructureFailure
+from megathunder.rollout.client import EngineClient, Generation, Unavailable
+from megathunder.rollout.router import Router, StickyRouter
+from megathunder.rollout.supervisor import ServerPool
+from megathunder.rollout.wire import SamplingParams
+from megathunder.types import ServerAddress, TrajectoryId
+
+Result = TypeVar("Result")
+RETRY_WAIT_S = 0.5
+
+
+class EpisodeClock:
+    """The wall-clock limit of one trajectory. Time lost to the machinery does not count against the policy."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._ends_s = time.monotonic() + limit_s
+
+    @property
+    def remaining_s(self) -> float:
+        return self._ends_s - time.monotonic()
+
+    def forgive(self, since_s: float) -> None:
+        """Do not count the time since `since_s`."""
+        self._ends_s += time.monotonic() - since_s
+
+
+class DeadlinePassed(Exception):
+    """The trajectory's own time is used up; an outcome of the policy, not a fault."""
+
+
+class Engine:
+    """The servers of one model behind one call. One for the policy; one for the teacher."""
+
+    def __init__(
+        self, pool: ServerPool, client: EngineClient, config: RolloutConfig, router: Router | None = None
+    ) -> None:
+        self._pool, self._client, self._config = pool, client, config
+        self._router: Router = router or StickyRouter()
+
+    async def generate(
+        self,
+        trajectory: TrajectoryId,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        policy_version: int,
+        clock: EpisodeClock,
+    ) -> Generation:
+        """Sample one turn. Raises DeadlinePassed, or InfrastructureFailure once the retries are used up."""
+
+        async def once(server: ServerAddress, timeout_s: float) -> Generation:
+            generation = await self._client.generate(server, prompt_ids, sampling, timeout_s=timeout_s)
+            others = set(generation.policy_versions) - {policy_version}
+            if others:
+                raise Unavailable(f"{server.name} sampled with version {sorted(others)}, wanted {policy_version}")
+            return generation
+
+        return await self._somewhere(trajectory, len(prompt_ids), once, clock)
+
+    async def score(
+        self, trajectory: TrajectoryId, token_ids: Sequence[int], start: int, clock: EpisodeClock
+    ) -> tuple[float, ...]:
+        """Log-probabilities of token_ids[start:], [T - start]. Raises as `generate` does."""
+
+        async def once(server: ServerAddress, timeout_s: float) -> tuple[float, ...]:
+            return await self._client.score(server, token_ids, start, timeout_s=timeout_s)
+
+        return await self._somewhere(trajectory, len(token_ids), once, clock)
+
+    def forget(self, trajectory: TrajectoryId) -> None:
+        """The trajectory ended: its place is free."""
+        self._router.forget(trajectory)
+
+    async def _somewhere(
+        self,
+        trajectory: TrajectoryId,
+        tokens: int,
+        once: Callable[[ServerAddress, float], Awaitable[Result]],
+        clock: EpisodeClock,
+    ) -> Result:
+        for attempt in range(self._config.max_retries + 1):
+            started_s = time.monotonic()
+            ready = await self._pool.wait_ready(self._config.startup_timeout_s)
+            clock.forgive(started_s)
+            limit_s = min(self._config.request_timeout_s, clock.remaining_s)
+            if limit_s <= 0:
+                raise DeadlinePassed
+            server = self._router.place(trajectory, tokens, ready)
+            started_s = time.monotonic()
+            try:
+                return await once(server, limit_s)
+            except Unavailable:
+                if clock.remaining_s <= 0 and limit_s < self._config.request_timeout_s:
+                    raise DeadlinePassed from None
+                self._pool.suspect(server)
+                if attempt == self._config.max_retries:
+                    raise
+            finally:
+                self._router.done(server, tokens)
+            await asyncio.sleep(RETRY_WAIT_S * 2**attempt)
+            clock.forgive(started_s)
+        raise InfrastructureFailure("max_retries is negative")

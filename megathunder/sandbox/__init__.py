@@ -1,0 +1,10 @@
+"""Where a policy's commands run, isolated and limited, and where their results are judged.
+
+Called by rollout/ and evaluation/. Refuses to start where the isolation does not hold; never runs anything on the host.
+"""
+
+from megathunder.sandbox.grading import grade
+from megathunder.sandbox.interface import ExecResult, Sandbox
+from megathunder.sandbox.pool import SandboxPool
+
+__all__ = ["ExecResult", "Sandbox", "SandboxPool", "grade"]

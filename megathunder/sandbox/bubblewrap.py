@@ -1,0 +1,134 @@
+"""Starts the supervisor of one sandbox under bubblewrap: read-only /usr, nothing else of the host, no network.
+
+    root      bwrap keeps five capabilities for the supervisor (uid 0); each command gets the sandbox's own uid and none
+    non-root  bwrap in a user namespace; supervisor and commands share uid 1000 there
+
+New pid, network, IPC, UTS and cgroup namespaces; sized tmpfs for /work, /tmp and /dev/shm, everything else read-only;
+cleared environment; seccomp filter; no new privileges. Resource limits are set by the supervisor for each command.
+Called by sandbox.local. Refuses machines without bwrap.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from megathunder.config.sandbox import SandboxConfig
+from megathunder.errors import IsolationError
+from megathunder.sandbox.seccomp import build_filter
+
+MB = 1 << 20
+READ_ONLY = ("/usr", "/etc/alternatives", "/etc/ld.so.cache", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf")
+MERGED = ("bin", "sbin", "lib", "lib64")  # symlinks into /usr
+ENVIRONMENT = (
+    ("PATH", "/usr/local/bin:/usr/bin:/bin:/work/.bin"),
+    ("HOME", "/work"),
+    ("LANG", "C.UTF-8"),
+    ("OMP_NUM_THREADS", "1"),
+    ("PYTHONDONTWRITEBYTECODE", "1"),
+)
+CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL", "CAP_DAC_OVERRIDE")
+SCRATCH_MB, SHARED_MEMORY_MB = 16, 4  # sizes of /tmp and /dev/shm
+UIDS_PER_PROCESS = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who commands run as. `own_uid`: each sandbox has a uid of its own, which needs root."""
+
+    own_uid: bool
+    uid: int
+
+
+def identity(slot: int) -> Identity:
+    """The identity of sandbox number `slot` of this process."""
+    if os.geteuid() != 0:
+        return Identity(own_uid=False, uid=1000)
+    mapped = min(mapped_uids(), 1 << 30)
+    lowest = mapped // 2
+    span = max(1, (mapped - lowest) // UIDS_PER_PROCESS - 1)
+    return Identity(own_uid=True, uid=lowest + os.getpid() % span * UIDS_PER_PROCESS + slot % UIDS_PER_PROCESS)
+
+
+@cache
+def mapped_uids() -> int:
+    """How many uids exist for this process, from 0 on (fewer in a container with a user namespace)."""
+    with open("/proc/self/uid_map") as table:
+        rows = [tuple(map(int, line.split())) for line in table]
+    return next((length for inside, _, length in rows if inside == 0), 1)
+
+
+@cache
+def filter_file() -> int:
+    """A descriptor of the seccomp program; every sandbox reads it through an opening of its own."""
+    descriptor = os.memfd_create("seccomp")
+    os.write(descriptor, build_filter())
+    return descriptor
+
+
+@cache
+def supervisor_script() -> str:
+    return files("megathunder.sandbox").joinpath("supervisor.pl").read_text()
+
+
+def find_bwrap() -> str:
+    """The path of bwrap; raises IsolationError with the command that installs it."""
+    path = shutil.which("bwrap")
+    if path is None:
+        raise IsolationError(
+            "bwrap was not found, and commands of a policy never run without isolation",
+            expected="bubblewrap on the PATH",
+            remedy="apt-get install bubblewrap",
+        )
+    return path
+
+
+def arguments(config: SandboxConfig, who: Identity, seccomp: int) -> list[str]:
+    """The command line of one sandbox, supervisor included."""
+    line = [find_bwrap(), "--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox"]
+    line += ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    line += ["--cap-drop", "ALL"]
+    if who.own_uid:
+        line += [x for capability in CAPABILITIES for x in ("--cap-add", capability)]
+    else:
+        line += ["--unshare-user", "--uid", str(who.uid), "--gid", str(who.uid)]
+    line += ["--perms", "0755", "--dir", "/etc"]
+    line += [x for path in READ_ONLY for x in ("--ro-bind-try", path, path)]
+    for name in MERGED:
+        if os.path.islink(f"/{name}"):
+            line += ["--symlink", f"usr/{name}", f"/{name}"]
+        else:
+            line += ["--ro-bind-try", f"/{name}", f"/{name}"]
+    line += ["--proc", "/proc", "--dev", "/dev"]
+    for folder, size_mb in (("/dev/shm", SHARED_MEMORY_MB), ("/tmp", SCRATCH_MB), ("/work", config.disk_mb)):
+        line += ["--perms", "1777" if folder != "/work" else "0777", "--size", str(size_mb * MB), "--tmpfs", folder]
+    line += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/work", "--clearenv"]
+    line += [x for name, value in ENVIRONMENT for x in ("--setenv", name, value)]
+    line += ["--seccomp", str(seccomp), "--", "/usr/bin/perl", "-e", supervisor_script()]
+    limits = (who.uid, config.memory_mb, config.processes, config.cpu_s, config.inodes)
+    return line + [*map(str, limits), platform.machine(), str(int(who.own_uid))]
+
+
+def spawn(
+    config: SandboxConfig, who: Identity, errors: int = subprocess.DEVNULL
+) -> tuple[subprocess.Popen, socket.socket]:
+    """Starts a sandbox; frames are spoken over the socket. `errors` is where bwrap's complaints go."""
+    ours, theirs = socket.socketpair()
+    seccomp = os.open(f"/proc/self/fd/{filter_file()}", os.O_RDONLY)
+    try:
+        process = subprocess.Popen(
+            arguments(config, who, seccomp), stdin=theirs, stdout=theirs, stderr=errors, pass_fds=(seccomp,), cwd="/"
+        )
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+        os.close(seccomp)
+    return process, ours

@@ -1,0 +1,44 @@
+"""The reward of an episode: finite, from the agent's answer or from a program run in a clean sandbox.
+
+Only the files that the task names leave the agent's sandbox; pristine files are written after them, and the expected
+output is compared here, outside, so nothing the agent leaves behind can print its own reward.
+Called by rollout/ and evaluation/. A grader that the machinery fails raises InfrastructureFailure, never scores 0.
+"""
+
+from __future__ import annotations
+
+from megathunder.sandbox.interface import Sandbox
+from megathunder.sandbox.pool import SandboxPool
+from megathunder.tasks import ExactAnswer, ProgramCheck, Task, TaskFile
+
+MAX_TAKEN_BYTES = 1 << 20  # of one file of the agent
+
+
+async def grade(task: Task, sandbox: Sandbox, answer: str | None, pool: SandboxPool, budget_s: float) -> float:
+    """1.0 or 0.0. `answer` is what was submitted, None if nothing was: then the reward is 0.
+
+    Closes `sandbox` before it leases a clean one, so that graders cannot starve each other. A program that is still
+    running after `budget_s` seconds earns 0. Raises InfrastructureFailure.
+    """
+    if answer is None:
+        return 0.0
+    if isinstance(task.grading, ExactAnswer):
+        return float(answer.strip() == task.grading.answer.strip())
+    return await run_check(task.grading, sandbox, pool, budget_s)
+
+
+async def run_check(check: ProgramCheck, sandbox: Sandbox, pool: SandboxPool, budget_s: float) -> float:
+    """Runs the check's command on the agent's files in a clean sandbox."""
+    taken = []
+    for path in check.taken:
+        content = await sandbox.download(path, MAX_TAKEN_BYTES)
+        if content is None:
+            return 0.0
+        taken.append(TaskFile(path=path, content=content.decode(errors="replace")))
+    await sandbox.close()
+    clean = await pool.lease([*taken, *check.files])
+    try:
+        result = await clean.exec(check.command, budget_s)
+    finally:
+        await clean.close()
+    return float(not result.fault and result.output.strip() == check.expected.strip())

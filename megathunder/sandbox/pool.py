@@ -1,0 +1,151 @@
+"""Leases of sandboxes: warm ones are kept ready, used ones are cleaned or ended, commands are capped, leaks are found.
+
+    start() -> probe -> warm sandboxes;   lease(files) -> Leased -> close() -> cleaned and idle, or ended and replaced
+
+A sandbox is used again only where each has its own uid: then the supervisor, which no command can touch, kills what
+runs, empties every writable folder and says so. In a user namespace each episode gets a new one.
+At most `max_open` are leased and `max_running` commands run at a time; more wait. Called by rollout/ and evaluation/.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable
+
+from megathunder.config.sandbox import SandboxConfig
+from megathunder.errors import InfrastructureFailure
+from megathunder.sandbox.interface import ExecResult
+from megathunder.sandbox.local import LocalSandbox
+from megathunder.sandbox.probe import probe
+from megathunder.tasks import TaskFile
+
+
+class Leased:
+    """A Sandbox that goes back to its pool when closed."""
+
+    def __init__(self, pool: SandboxPool, sandbox: LocalSandbox) -> None:
+        self._pool, self._sandbox, self._open = pool, sandbox, True
+
+    async def start(self, files: Iterable[TaskFile]) -> None:
+        await self.upload(files)
+
+    async def exec(self, command: str, deadline_s: float) -> ExecResult:
+        async with self._pool.running:
+            return await self._lent().exec(command, deadline_s)
+
+    async def upload(self, files: Iterable[TaskFile]) -> None:
+        await self._lent().upload(files)
+
+    async def download(self, path: str, max_bytes: int) -> bytes | None:
+        return await self._lent().download(path, max_bytes)
+
+    async def close(self) -> None:
+        if self._open:
+            self._open = False
+            await self._pool.give_back(self._sandbox)
+
+    def _lent(self) -> LocalSandbox:
+        if not self._open:
+            raise InfrastructureFailure(f"sandbox {self._sandbox.slot} was closed")
+        return self._sandbox
+
+
+class SandboxPool:
+    """The sandboxes of one process. Use from one event loop."""
+
+    def __init__(self, config: SandboxConfig) -> None:
+        self._config = config
+        self.running = asyncio.Semaphore(config.max_running)
+        self._places = asyncio.Semaphore(config.max_open)
+        self._idle: list[LocalSandbox] = []
+        self._lent: set[LocalSandbox] = set()
+        self._free_slots = list(range(2 * config.max_open + config.warm + 1, -1, -1))
+        self._warming: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def start(self) -> None:
+        """Measures the isolation and warms up; raises IsolationError where it does not hold."""
+        await probe(self._config)
+        await self._warm_up()
+
+    async def lease(self, files: Iterable[TaskFile] = ()) -> Leased:
+        """A clean sandbox with `files`; waits while `max_open` are out. Raises InfrastructureFailure."""
+        await self._places.acquire()
+        sandbox: LocalSandbox | None = None
+        try:
+            sandbox = self._idle.pop() if self._idle else await self._new()
+            self._lent.add(sandbox)
+            self._refill()
+            await sandbox.upload(files)
+        except BaseException:
+            if sandbox is None:
+                self._places.release()
+            else:
+                await self.give_back(sandbox)
+            raise
+        return Leased(self, sandbox)
+
+    async def give_back(self, sandbox: LocalSandbox) -> None:
+        """Takes a leased sandbox back: cleaned if that is safe, ended otherwise."""
+        try:
+            if sandbox.identity.own_uid and sandbox.healthy and not self._closed:
+                await sandbox.clear()
+                self._lent.discard(sandbox)
+                self._idle.append(sandbox)
+            else:
+                await self._end(sandbox)
+        except (InfrastructureFailure, asyncio.CancelledError):
+            await self._end(sandbox)
+        finally:
+            self._places.release()
+
+    async def close(self) -> None:
+        """Ends every sandbox; safe to call twice."""
+        self._closed = True
+        if self._warming is not None:
+            await asyncio.gather(self._warming, return_exceptions=True)
+        await asyncio.gather(*(self._end(s) for s in [*self._idle, *self._lent]))
+
+    def leaks(self) -> list[str]:
+        """Processes that run under a uid of this pool outside a command, one line each; empty when all is well."""
+        uids = {s.identity.uid for s in [*self._idle, *self._lent] if s.identity.own_uid} | self._ended_uids()
+        found = []
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                owner = os.stat(f"/proc/{pid}").st_uid
+                if owner in uids:
+                    found.append(f"pid {pid} of uid {owner}: {open(f'/proc/{pid}/comm').read().strip()}")
+            except OSError:
+                continue  # ended meanwhile
+        return found
+
+    def _ended_uids(self) -> set[int]:
+        owners = (LocalSandbox(self._config, slot).identity for slot in self._free_slots)
+        return {who.uid for who in owners if who.own_uid}
+
+    async def _new(self) -> LocalSandbox:
+        sandbox = LocalSandbox(self._config, self._free_slots.pop())
+        try:
+            await sandbox.start()
+        except BaseException:
+            await self._end(sandbox)
+            raise
+        return sandbox
+
+    async def _end(self, sandbox: LocalSandbox) -> None:
+        self._lent.discard(sandbox)
+        if sandbox in self._idle:
+            self._idle.remove(sandbox)
+        await sandbox.close()
+        self._free_slots.insert(0, sandbox.slot)
+
+    def _refill(self) -> None:
+        if len(self._idle) < self._config.warm and not self._closed and (self._warming is None or self._warming.done()):
+            self._warming = asyncio.create_task(self._warm_up())
+
+    async def _warm_up(self) -> None:
+        while len(self._idle) < self._config.warm and len(self._idle) + len(self._lent) < self._config.max_open:
+            if self._closed:
+                return
+            self._idle.append(await self._new())

@@ -1,0 +1,262 @@
+"""Which work a free cell does next, and what its answer changes.
+
+Order, first that has something for this cell:
+    1. folds                             free accumulators
+    2. direct                            weight known: never wasted, holds nothing
+    3. groups open on this cell          their accumulators exist already; mixed groups first
+    4. new groups, while the cap allows  groups with two different rewards first: they cannot turn out worthless
+    5. content-ready work                reward unknown, an accumulator each
+    6. forward passes of finished turns
+
+Work-conserving: a cell gets None only if nothing runnable exists for it. A group is bound to the cell that first
+works for it while its coefficients are unknown; a chain is bound to the cell that holds its keys and values.
+Deterministic: the order of events and of requests decides everything. Called by the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from megathunder.config.root import Config
+from megathunder.errors import IllegalMove
+from megathunder.objectives.grpo import Grpo
+from megathunder.schedule.accounting import Idle
+from megathunder.schedule.board import Board
+from megathunder.schedule.folding import Folder
+from megathunder.schedule.gates import Gates
+from megathunder.schedule.items import FoldItem, Item, PassItem
+from megathunder.schedule.lanes import ANY, Lanes
+from megathunder.schedule.lifecycle import State
+from megathunder.schedule.packing import PackLimits, pack
+from megathunder.schedule.plan import Pass, Planner
+from megathunder.schedule.state import Chain, Group
+from megathunder.types import BATCH, AccumulatorKey, Differentiate, Done, Fold
+
+
+class Dispatcher:
+    """Work of one update for `cells` cells. The board calls `place` for every chain that may have become runnable."""
+
+    def __init__(self, config: Config, board: Board, cells: int) -> None:
+        streaming = config.streaming
+        self._board = board
+        self._planner = Planner(config, board)
+        self._lanes = Lanes()
+        self.gates = Gates(
+            cells=cells, max_open_groups=streaming.max_open_groups, max_own=streaming.max_own_accumulators
+        )
+        exact = config.learner.accumulator == "exact"
+        # One row an item where packing would change the rounding of a contribution.
+        self._limits = PackLimits(tokens=streaming.pack_tokens, rows=1 if exact else streaming.pack_rows)
+        self._folder = Folder(board.objective, once=exact) if isinstance(board.objective, Grpo) else None
+        self._prompt_affinity = config.learner.shared_prompt
+        self._items: dict[int, Item] = {}
+        self._next_item = board.update << 20
+        self.refusal = Idle.NO_WORK
+
+    @property
+    def idle(self) -> bool:
+        """Nothing ready, nothing in flight, no accumulator held."""
+        return not self._lanes and not self._items and self.gates.none_open
+
+    def place(self, chain: Chain) -> None:
+        """Put a chain into the lane it belongs to now, or into none."""
+        step = self._planner.next_pass(chain)
+        self._lanes.put(chain, None if step is None else self._planner.lane(chain, step))
+
+    # ------------------------------------------------------------------------------------------ choice
+
+    def next_work(self, cell: int) -> Differentiate | Fold | None:
+        """The next command for a free cell, or None (`refusal` says why)."""
+        self.refusal = Idle.NO_WORK
+        fold = self._fold(cell)
+        if fold is not None:
+            return fold
+        chosen = self._direct(cell) or self._grouped(cell, "group") or self._grouped(cell, "own") or self._forward(cell)
+        if chosen is None:
+            return None
+        self.refusal = Idle.NO_WORK
+        return self._differentiate(cell, *chosen)
+
+    def _fold(self, cell: int) -> Fold | None:
+        for group in self.gates.open_groups(cell) if self._folder else ():
+            due = self._folder.due(group, cell)
+            if due is not None:
+                item, terms = due
+                number = self._register(item)
+                return Fold(item=number, update=self._board.update, terms=terms, free=item.freed)
+        return None
+
+    def _direct(self, cell: int) -> tuple[AccumulatorKey, list[Chain]] | None:
+        for lane in (("direct", cell), ("direct", ANY)):
+            chains = self._lanes.chains(lane)
+            if chains and self._prompt_affinity and lane[1] == ANY:
+                # The cell that forwarded a group's prompt first; any other may still take the work.
+                chains.sort(key=lambda c: c.attempt.group.cell not in (None, cell))
+            if chains:
+                return BATCH, chains
+        return None
+
+    def _forward(self, cell: int) -> tuple[AccumulatorKey, list[Chain]] | None:
+        for lane in (("forward", cell), ("forward", ANY)):
+            chains = self._lanes.chains(lane)
+            if chains:
+                return BATCH, chains
+        return None
+
+    def _grouped(self, cell: int, kind: str) -> tuple[AccumulatorKey, list[Chain]] | None:
+        """Work of a group with unknown coefficients, in the order of the module docstring."""
+        waiting = [self._board.groups[g] for g in self._lanes.indices(kind)]
+        if kind == "own" and waiting and not self.gates.has_own_room(cell):
+            self.refusal = Idle.BLOCKED
+            return None
+        here = [g for g in waiting if self.gates.is_open(g) and g.cell == cell]
+        new = [g for g in waiting if not self.gates.is_open(g) and g.cell in (None, cell)]
+        if new and not here and not self.gates.has_room(cell):
+            self.refusal, new = Idle.BLOCKED, []
+        for group in sorted(here, key=_worth) or sorted(new, key=_worth):
+            chains = self._lanes.chains((kind, group.index))
+            first = chains[0].attempt
+            target = self._board.objective.target(group, first.reward, first.id.index)
+            same = [c for c in chains if c.attempt.reward == first.reward and (kind == "group" or c.attempt is first)]
+            # Moments need r_i of one row; an item carries one reward.
+            return target, same[:1] if target.kind == "moment" else same
+        return None
+
+    # ------------------------------------------------------------------------------------------ commands
+
+    def _differentiate(self, cell: int, target: AccumulatorKey, chains: list[Chain]) -> Differentiate:
+        steps = {chain: self._require(chain) for chain in self._alike(chains)}
+        chosen = pack(next(iter(steps)), steps, self._limits, lambda c: _new_tokens(c, steps[c]))
+        passes = tuple((c, steps[c]) for c in chosen)
+        first_step = passes[0][1]
+        rows = tuple(self._planner.row(c, s, direct=target == BATCH) for c, s in passes)
+        number = self._register(PassItem(cell=cell, target=target, passes=passes))
+        self._bind(cell, target, passes)
+        reward = passes[0][0].attempt.reward if target.kind == "moment" else None
+        return Differentiate(
+            item=number,
+            update=self._board.update,
+            policy_version=self._board.policy_version,
+            target=target,
+            rows=rows,
+            reward=reward or 0.0,
+            last=first_step.last,
+        )
+
+    def _alike(self, chains: Iterable[Chain]) -> list[Chain]:
+        """Chains whose pass is of the same kind as that of the first (`Differentiate.last` speaks for all rows)."""
+        chains = list(chains)
+        kind = self._kind(chains[0])
+        return [c for c in chains if self._kind(c) == kind]
+
+    def _kind(self, chain: Chain) -> tuple[bool, bool]:
+        step = self._require(chain)
+        return step.last, step.forward_only
+
+    def _require(self, chain: Chain) -> Pass:
+        step = self._planner.next_pass(chain)
+        assert step is not None, "a chain in a lane has a pass"
+        return step
+
+    def _bind(self, cell: int, target: AccumulatorKey, passes: tuple[tuple[Chain, Pass], ...]) -> None:
+        for chain, step in passes:
+            self._lanes.put(chain, None)
+            chain.in_flight = True
+            chain.spent_tokens += _new_tokens(chain, step)
+            group = chain.attempt.group
+            if not step.last:
+                chain.cell = cell
+            holds = target != BATCH or (step.forward_only and self._board.grouped) or self._prompt_affinity
+            if holds and group.cell is None:
+                group.cell = cell
+                for other in group.chains:
+                    self.place(other)
+        if target != BATCH:
+            self.gates.open(cell, passes[0][0].attempt.group)
+        if target.kind == "own" and target not in passes[0][0].attempt.group.keys:
+            self.gates.take_own(cell)
+
+    def _register(self, item: Item) -> int:
+        self._next_item += 1
+        self._items[self._next_item] = item
+        return self._next_item
+
+    # ------------------------------------------------------------------------------------------ answers
+
+    def on_done(self, done: Done) -> None:
+        """Book a finished command; IllegalMove for one that is not in flight on that cell."""
+        item = self._items.pop(done.item, None)
+        if item is None or item.cell != done.cell:
+            raise IllegalMove(f"cell {done.cell} answered item {done.item}, which it was not given")
+        if isinstance(item, FoldItem):
+            self._folded(item)
+        else:
+            for chain, step in item.passes:
+                self._passed(chain, step, item.target)
+
+    def _passed(self, chain: Chain, step: Pass, target: AccumulatorKey) -> None:
+        chain.in_flight = False
+        if step.forward_only or not step.last:
+            # Turns cut off meanwhile took their keys and values with them: start anew.
+            chain.context = step.end if step.end <= chain.tokens.turns else 0
+        chain.done = step.last
+        if target != BATCH:
+            group = chain.attempt.group
+            group.keys.add(target)
+            if target.kind == "moment":
+                group.keys.add(target._replace(slot=1))
+            chain.held = target
+        if not step.forward_only and not chain.abandoned:
+            self._book(chain, step)
+        self.place(chain)
+
+    def _book(self, chain: Chain, step: Pass) -> None:
+        ledger = self._board.ledger
+        if not self._board.grouped:
+            for source in chain.sources[step.mask_from : step.end]:
+                ledger.move(source, State.DIFFERENTIATED)
+            if step.last:
+                for source in chain.sources:
+                    ledger.move(source, State.FOLDED)
+            return
+        attempt = chain.attempt
+        if all(c.done for c in attempt.live_chains):
+            ledger.move(attempt.source, State.DIFFERENTIATED)
+            if not any(c.held for c in attempt.live_chains):
+                ledger.move(attempt.source, State.FOLDED)
+
+    def _folded(self, item: FoldItem) -> None:
+        group = item.group
+        self.gates.free_own(item.cell, sum(k.kind == "own" for k in item.freed))
+        group.keys.difference_update(item.freed)
+        for attempt, target in item.landed:
+            group.keys.add(target)
+            if target.kind == "moment":
+                group.keys.add(target._replace(slot=1))
+            for chain in attempt.chains:
+                if chain.held is not None and chain.held.kind == "own":
+                    chain.held = target
+        if item.closing:
+            self._close(group)
+        elif not group.keys:
+            self.gates.close(group)
+
+    def _close(self, group: Group) -> None:
+        self.gates.close(group)
+        for attempt in group.attempts:
+            for chain in attempt.chains:
+                chain.held = None
+            source, ledger = attempt.source, self._board.ledger
+            if ledger.ready_to_fold(source):
+                ledger.move(source, State.FOLDED)
+
+
+def _worth(group: Group) -> bool:
+    """Sort key: groups that hold two different rewards first."""
+    return not group.mixed
+
+
+def _new_tokens(chain: Chain, step: Pass) -> int:
+    ends = chain.tokens.ends
+    start = ends[step.context - 1] if step.context else 0
+    return (ends[step.end - 1] if step.end else 0) - start

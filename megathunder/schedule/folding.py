@@ -1,0 +1,61 @@
+"""The closure of a group and the landing of rewards, as accumulator arithmetic.
+
+    group state                        Fold
+    closed, rewards differ             every accumulator into the batch with its coefficient, then freed
+    closed with equal rewards, dropped nothing added, everything freed
+    open, reward of an own landed      own into its class or moments, own freed
+    open, trajectory of an own lost    own freed
+
+Under exact sums a group is folded once, after all its trajectories, so that every schedule rounds alike.
+Called by the dispatcher when the group's cell is free (so nothing is in flight into its accumulators).
+"""
+
+from __future__ import annotations
+
+from megathunder.objectives.grpo import Grpo
+from megathunder.schedule.items import FoldItem
+from megathunder.schedule.state import Attempt, Group
+from megathunder.types import AccumulatorKey, FoldTerm
+
+
+class Folder:
+    """Makes the terms of folds. `once` is set under exact sums."""
+
+    def __init__(self, objective: Grpo, *, once: bool) -> None:
+        self._objective, self._once = objective, once
+
+    def due(self, group: Group, cell: int) -> tuple[FoldItem, tuple[FoldTerm, ...]] | None:
+        """The fold that this open group could make now."""
+        if not group.keys:
+            return None
+        if group.worthless:
+            return FoldItem(cell=cell, group=group, closing=True, freed=tuple(sorted(group.keys))), ()
+        owns = {k: group.attempts[k.slot] for k in sorted(group.keys) if k.kind == "own"}
+        waiting = self._once and any(not c.held for a in group.survivors for c in a.live_chains)
+        if group.coefficients is None or waiting:
+            return self._landing(group, cell, owns)
+        lost = tuple(k for k, a in owns.items() if a.lost)
+        rewards = {k.slot: a.reward for k, a in owns.items() if a.reward is not None}
+        kept = group.keys.difference(lost)
+        closure = self._objective.close(kept, group.values, rewards, group.coefficients)
+        return FoldItem(cell=cell, group=group, closing=True, freed=closure.free + lost), closure.terms
+
+    def _landing(
+        self, group: Group, cell: int, owns: dict[AccumulatorKey, Attempt]
+    ) -> tuple[FoldItem, tuple[FoldTerm, ...]] | None:
+        terms: list[FoldTerm] = []
+        freed: list[AccumulatorKey] = []
+        landed: list[tuple[Attempt, AccumulatorKey]] = []
+        for key, attempt in owns.items():
+            if attempt.lost:
+                freed.append(key)
+            elif attempt.reward is not None:
+                target = self._objective.target(group, attempt.reward, key.slot)
+                closure = self._objective.land(key, target, attempt.reward)
+                terms += closure.terms
+                freed += closure.free
+                landed.append((attempt, target))
+        if not freed:
+            return None
+        item = FoldItem(cell=cell, group=group, closing=False, landed=tuple(landed), freed=tuple(freed))
+        return item, tuple(terms)

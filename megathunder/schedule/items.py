@@ -1,0 +1,32 @@
+"""Work that cells are doing: what each command covers, so that its answer can be booked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megathunder.schedule.plan import Pass
+from megathunder.schedule.state import Attempt, Chain, Group
+from megathunder.types import AccumulatorKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassItem:
+    """A Differentiate in flight: its chains and the accumulator they are added to."""
+
+    cell: int
+    target: AccumulatorKey
+    passes: tuple[tuple[Chain, Pass], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldItem:
+    """A Fold in flight. `closing` empties the group; otherwise `landed` attempts move from their own accumulators."""
+
+    cell: int
+    group: Group
+    closing: bool
+    landed: tuple[tuple[Attempt, AccumulatorKey], ...] = ()
+    freed: tuple[AccumulatorKey, ...] = ()
+
+
+Item = PassItem | FoldItem

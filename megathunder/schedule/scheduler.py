@@ -1,0 +1,164 @@
+"""`UpdateScheduler`: one update as a state machine, driven identically by the live loop, by tests and by the simulator.
+
+    scheduler = UpdateScheduler(config, update, policy_version, group_sizes, cells)
+    whenever an event arrives        scheduler.on_event(event, now)
+    whenever a cell finishes         scheduler.on_done(done, now)
+    after either, each free cell     command = scheduler.next_work(cell, now)      Differentiate | Fold | None
+    until                            scheduler.finished
+    then the barrier                 TakeStep(normaliser=scheduler.normaliser, skip=scheduler.skip), on_step(stepped)
+
+    event                 may make runnable                                  command (accumulator)
+    TurnCompleted         forward of the turn (release turn_forward)         Differentiate(last=False)
+    TurnScored            backward of the turn or trajectory (OPD)           Differentiate(batch)
+    TrajectoryCompleted   content-ready backward; replay of a chain          Differentiate(own | batch)
+    Rewarded              backward; landing of an own                        Differentiate(class | moment | batch), Fold
+    the group's last      closure                                            Fold(class, moment, own -> batch)
+    TrajectoryLost        discard of an own; closure over the survivors      Fold(free)
+
+Pure: no clock, no I/O, no randomness; `now` is whatever clock the caller has, in seconds. Called by loop.py and
+simulator/. Refuses what board.py and lifecycle.py refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from megathunder.config.root import Config
+from megathunder.schedule.accounting import CellClock, CellTime
+from megathunder.schedule.board import Board
+from megathunder.schedule.dispatcher import Dispatcher
+from megathunder.schedule.ledger import Drop, Ledger, LedgerCounts
+from megathunder.schedule.state import Chain
+from megathunder.types import Differentiate, Done, Event, Fold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleReport:
+    """What an update's schedule did. Seconds are sums over cells; `wasted_tokens` are those of `given_tokens` that
+    belonged to groups or trajectories which ended with no weight."""
+
+    counts: LedgerCounts
+    busy_s: float
+    idle_s: float
+    blocked_s: float
+    given_tokens: int
+    wasted_tokens: int
+    peak_open_groups: int
+    trajectories_lost: int
+    groups_zero_advantage: int
+    tokens_by_lag: tuple[tuple[int, int], ...]
+    """(lag, sampled tokens), the zero-staleness certificate."""
+
+    @property
+    def wasted_share(self) -> float:
+        return self.wasted_tokens / self.given_tokens if self.given_tokens else 0.0
+
+    @property
+    def policy_lag_max(self) -> int:
+        return max((lag for lag, n in self.tokens_by_lag if n), default=0)
+
+
+class UpdateScheduler:
+    """See the module docstring. `group_sizes` are the trajectories of each group; `cells` how many learner cells
+    pull."""
+
+    def __init__(
+        self, config: Config, update: int, policy_version: int, group_sizes: Iterable[int], cells: int = 1
+    ) -> None:
+        self._board = Board(config, update, policy_version, self._place)
+        self._dispatcher = Dispatcher(config, self._board, cells)
+        self._clocks = [CellClock() for _ in range(cells)]
+        for size in group_sizes:
+            self._board.add_group(size)
+
+    def _place(self, chain: Chain) -> None:
+        self._dispatcher.place(chain)
+
+    # ------------------------------------------------------------------------------------------ driving
+
+    def on_event(self, event: Event, now: float) -> None:
+        """A rollout event; raises StalePolicyError, IllegalMove or InfrastructureFailure (on_lost = "fail")."""
+        self._board.take(event)
+
+    def next_work(self, cell: int, now: float) -> Differentiate | Fold | None:
+        """Work for the free cell `cell`, or None while there is none; ask again after any event or answer."""
+        self._clocks[cell].asked(now)
+        command = self._dispatcher.next_work(cell)
+        if command is None:
+            self._clocks[cell].refused(now, self._dispatcher.refusal)
+        return command
+
+    def on_done(self, done: Done, now: float) -> None:
+        """A cell's answer to a command of this scheduler."""
+        self._clocks[done.cell].answered(now)
+        self._dispatcher.on_done(done)
+
+    def on_step(self, stepped: bool) -> None:
+        """The barrier was passed: contributions are APPLIED, or DROPPED where no step was taken."""
+        if stepped:
+            self._board.ledger.apply()
+        else:
+            self._board.ledger.abandon(Drop.NO_STEP)
+
+    # ------------------------------------------------------------------------------------------ dynamic sampling
+
+    def needs_replacement(self) -> int:
+        """Groups to sample in the place of groups that closed with equal rewards (grpo.dynamic_sampling)."""
+        return self._board.replacements_due
+
+    def add_group(self, size: int) -> int:
+        """Register a replacement group of `size` trajectories; the group index its events must carry."""
+        self._board.replacements_due -= 1
+        return self._board.add_group(size)
+
+    def decline_replacements(self) -> None:
+        """No task is left to replace a group with: the update goes on without."""
+        self._board.replacements_due = 0
+        if self._board.batch_ended:
+            self._board.place_all()
+
+    # ------------------------------------------------------------------------------------------ result
+
+    @property
+    def finished(self) -> bool:
+        """Every trajectory has ended, every contribution is folded or dropped, every accumulator is free."""
+        board = self._board
+        return board.unended == 0 and board.replacements_due == 0 and board.ledger.settled and self._dispatcher.idle
+
+    @property
+    def normaliser(self) -> float:
+        """Z of the batch, from its survivors (those of zero advantage included)."""
+        return self._board.objective.normaliser(self._board.survivors)
+
+    @property
+    def skip(self) -> bool:
+        """No gradient at all: every group had equal rewards, or nothing survived."""
+        return self._board.ledger.counts.folded == 0 or self.normaliser == 0.0
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._board.ledger
+
+    def cell_time(self, cell: int) -> CellTime:
+        return self._clocks[cell].time
+
+    @property
+    def report(self) -> ScheduleReport:
+        """Counts and times so far."""
+        times = [clock.time for clock in self._clocks]
+        chains = [c for g in self._board.groups for c in g.chains]
+        attempts = [a for g in self._board.groups for a in g.attempts]
+        zero = [g for g in self._board.groups if g.closed and g.coefficients is None and self._board.grouped]
+        return ScheduleReport(
+            counts=self.ledger.counts,
+            busy_s=sum(t.busy_s for t in times),
+            idle_s=sum(t.idle_s for t in times),
+            blocked_s=sum(t.blocked_s for t in times),
+            given_tokens=sum(c.spent_tokens for c in chains),
+            wasted_tokens=sum(c.spent_tokens for c in chains if c.abandoned),
+            peak_open_groups=self._dispatcher.gates.peak_open,
+            trajectories_lost=sum(a.lost for a in attempts),
+            groups_zero_advantage=len(zero),
+            tokens_by_lag=tuple(sorted(self._board.tokens_by_lag.items())),
+        )

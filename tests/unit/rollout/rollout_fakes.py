@@ -1,0 +1,120 @@
+"""An HTTP server that speaks as much SGLang as the client needs, and a sandbox of plain Python."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
+
+from aiohttp import web
+
+from megathunder.config.rollout import RolloutConfig
+from megathunder.errors import InfrastructureFailure
+from megathunder.types import ServerAddress
+
+Script = Callable[[dict], Awaitable[web.Response] | web.Response]
+
+
+def answer(tokens: list[int], *, version: str = "0", finish: str = "stop", **meta: object) -> web.Response:
+    """What /generate answers for `tokens`, each with log-probability -1."""
+    info = {
+        "finish_reason": {"type": finish},
+        "weight_version": version,
+        "weight_versions": [{"version": version, "start": 0, "end": len(tokens)}],
+        "prompt_tokens": 3,
+        "cached_tokens": 0,
+        "output_token_logprobs": [[-1.0, token, None] for token in tokens],
+        "input_token_logprobs": [],
+        **meta,
+    }
+    return web.json_response({"text": "", "output_ids": tokens, "meta_info": info})
+
+
+class FakeEngine:
+    """`script(body)` answers POST /generate; `bodies` holds what was asked."""
+
+    def __init__(self, script: Script) -> None:
+        self.script, self.bodies = script, []
+        self.healthy = True
+
+    async def generate(self, request: web.Request) -> web.Response:
+        body = json.loads(await request.read())
+        self.bodies.append(body)
+        result = self.script(body)
+        return await result if asyncio.iscoroutine(result) else result
+
+    async def health(self, _: web.Request) -> web.Response:
+        return web.Response(status=200 if self.healthy else 503)
+
+
+@contextlib.asynccontextmanager
+async def serving(script: Script, name: str = "rollout-0") -> AsyncIterator[SimpleNamespace]:
+    """A listening fake: `.address`, `.engine`."""
+    engine = FakeEngine(script)
+    app = web.Application()
+    app.router.add_post("/generate", engine.generate)
+    app.router.add_get("/health", engine.health)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = site._server.sockets[0].getsockname()[1]
+    try:
+        yield SimpleNamespace(engine=engine, address=ServerAddress(name=name, url=f"http://127.0.0.1:{port}"))
+    finally:
+        await runner.cleanup()
+
+
+class FakeSandbox:
+    """Runs commands as entries of a table of functions; fails on the command numbers in `faults`."""
+
+    def __init__(self, run: Callable[[str], str], faults: set[int]) -> None:
+        self.run, self.faults, self.ran, self.closed = run, faults, [], False
+
+    async def exec(self, command: str, deadline_s: float) -> SimpleNamespace:
+        if len(self.ran) in self.faults:
+            raise InfrastructureFailure("the sandbox died")
+        self.ran.append(command)
+        return SimpleNamespace(output=self.run(command), wall_s=0.01)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class FakeSandboxes:
+    """`faults[k]` are the faults of the k-th sandbox leased."""
+
+    def __init__(self, run: Callable[[str], str] = str.upper, faults: tuple[set[int], ...] = ()) -> None:
+        self.run, self.faults, self.leased = run, list(faults), []
+
+    async def lease(self, files: object) -> FakeSandbox:
+        faults = self.faults[len(self.leased)] if len(self.leased) < len(self.faults) else set()
+        self.leased.append(FakeSandbox(self.run, faults))
+        return self.leased[-1]
+
+
+class ByteChat:
+    """A chat format in which a token is a byte and 0 ends a turn."""
+
+    end_token_id = 0
+
+    def prompt_ids(self, prompt: str) -> list[int]:
+        return [1, *prompt.encode()]
+
+    def observation_ids(self, output: str) -> list[int]:
+        return [2, *output.encode(), 3]
+
+    def action_text(self, token_ids: tuple[int, ...]) -> str:
+        return bytes(t for t in token_ids if t).decode()
+
+
+def says(text: str, end: bool = True) -> list[int]:
+    """The tokens of a turn in ByteChat."""
+    return [*text.encode(), *([0] if end else [])]
+
+
+def settings(**changes: object) -> RolloutConfig:
+    """Short limits, so that a failing test is a quick one."""
+    return RolloutConfig(**{"request_timeout_s": 1.0, "startup_timeout_s": 3.0, "deadline_s": 5.0, **changes})

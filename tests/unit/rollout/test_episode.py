@@ -1,0 +1,219 @@
+"""The agent loop and the collector: token-exact rows, ends with reasons, replay and loss."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from megathunder.config.sandbox import SandboxConfig
+from megathunder.errors import InfrastructureFailure
+from megathunder.rollout.agent import turn_seed
+from megathunder.rollout.collector import Collector
+from megathunder.rollout.supervisor import ServerPool
+from megathunder.tasks import ExactAnswer, Task
+from megathunder.types import (
+    EndReason,
+    Rewarded,
+    TrajectoryCompleted,
+    TrajectoryId,
+    TrajectoryLost,
+    TurnCompleted,
+    TurnScored,
+)
+from rollout_fakes import ByteChat, FakeSandboxes, answer, says, serving, settings
+
+TASK = Task(id="t", kind="k", prompt="go", files=(), grading=ExactAnswer(answer="42"), max_turns=3)
+
+
+async def exact(task, sandbox, answer_text, pool, budget_s):
+    return float(answer_text == task.grading.answer)
+
+
+def scripted(*turns):
+    """The k-th turn of every trajectory, told apart by the length of its context; an Exception is a 503."""
+
+    def script(body):
+        if body["sampling_params"]["max_new_tokens"] == 0:
+            start = body["logprob_start_len"]
+            listed = [[None if t == start else -2.0, i, None] for t, i in enumerate(body["input_ids"]) if t >= start]
+            return answer([], input_token_logprobs=listed)
+        return answer(turns[body["input_ids"].count(2)])  # 2 opens an observation
+
+    return script
+
+
+def collect(script, tmp_path, *, groups=((TASK,),), sandboxes=None, grade=exact, teacher=False, version=0, **changes):
+    """(events, sandboxes, request bodies)"""
+    sandboxes = sandboxes or FakeSandboxes()
+    config = settings(**changes)
+
+    async def main():
+        events = []
+        async with serving(script) as fake:
+            pool = ServerPool(config, tmp_path, folder=tmp_path, urls=(fake.address.url,))
+            await pool.start()
+            async with Collector(
+                config, SandboxConfig(), servers=pool, sandboxes=sandboxes, grade=grade, chat=ByteChat(), seed=1,
+                teacher=pool if teacher else None,
+            ) as collector:
+                await asyncio.wait_for(collector.collect(4, version, groups, events.append), 20)
+            await pool.close()
+            return events, sandboxes, fake.engine.bodies
+
+    return asyncio.run(main())
+
+
+def only(events, kind):
+    return [event for event in events if isinstance(event, kind)]
+
+
+def test_a_row_is_the_exact_chain_of_sampled_and_encoded_tokens(tmp_path):
+    events, _, bodies = collect(scripted(says("ls"), says("submit 42")), tmp_path)
+    done = only(events, TrajectoryCompleted)[0].trajectory
+    expected = [1, *b"go", *says("ls"), 2, *b"LS", 3, *says("submit 42")]
+    assert list(done.rows[0].token_ids) == expected
+    assert bodies[1]["input_ids"] == expected[: -len(says("submit 42"))]
+    mask = [0] * 3 + [1] * 3 + [0] * 4 + [1] * 10
+    assert list(done.rows[0].loss_mask) == mask
+    assert done.rows[0].policy_versions == (0,) * sum(mask)
+    assert done.end_reason is EndReason.ANSWERED and done.turns == 2
+    assert only(events, Rewarded)[0].reward == 1.0
+    assert [segment for turn in only(events, TurnCompleted) for segment in turn.segments] == list(done.rows[0].segments)
+
+
+@pytest.mark.parametrize(
+    ("turns", "changes", "reason", "ran"),
+    [
+        ([says("rm -rf x", end=False)], {}, EndReason.MALFORMED, []),
+        ([says("a"), says("b"), says("c")], {}, EndReason.MAX_TURNS, ["a", "b", "c"]),
+        ([says("a"), says("b"), says("c")], {"max_tokens": 8}, EndReason.MAX_TOKENS, ["a"]),
+        ([says("ls", end=False)], {"max_tokens": 5}, EndReason.MAX_TOKENS, []),
+    ],
+)
+def test_every_end_has_its_reason_and_earns_nothing(tmp_path, turns, changes, reason, ran):
+    events, sandboxes, _ = collect(scripted(*turns), tmp_path, **changes)
+    assert only(events, TrajectoryCompleted)[0].trajectory.end_reason is reason
+    assert [command for sandbox in sandboxes.leased for command in sandbox.ran] == ran
+    assert only(events, Rewarded)[0].reward == 0.0
+    assert all(sandbox.closed for sandbox in sandboxes.leased)
+
+
+def test_a_row_never_exceeds_max_tokens_and_never_ends_in_an_observation(tmp_path):
+    events, _, _ = collect(scripted(says("a"), says("b"), says("c")), tmp_path, max_tokens=8)
+    row = only(events, TrajectoryCompleted)[0].trajectory.rows[0]
+    assert len(row.token_ids) <= 8 and row.loss_mask[-1] == 1
+
+
+def test_the_deadline_ends_a_trajectory_that_a_slow_server_holds(tmp_path):
+    async def slow(body):
+        await asyncio.sleep(10)
+
+    events, _, _ = collect(slow, tmp_path, deadline_s=0.4)
+    assert only(events, TrajectoryCompleted)[0].trajectory.end_reason is EndReason.DEADLINE
+
+
+def test_a_failed_request_is_repeated_with_the_same_tokens_and_seed(tmp_path):
+    turns = scripted(says("ls"), says("submit 42"))
+    seen = []
+
+    def script(body):
+        seen.append(body)
+        return web.Response(status=503) if len(seen) in (2, 3, 4, 5) else turns(body)
+
+    events, _, _ = collect(script, tmp_path)
+    assert len(only(events, TurnCompleted)) == 2 and only(events, Rewarded)[0].reward == 1.0
+    assert len({(tuple(b["input_ids"]), b["sampling_params"]["sampling_seed"]) for b in seen}) == 2
+
+
+def test_a_dead_sandbox_is_replayed_when_it_shows_the_same(tmp_path):
+    sandboxes = FakeSandboxes(faults=({1}, {2}))
+    events, _, _ = collect(scripted(says("a"), says("b"), says("submit 42")), tmp_path, sandboxes=sandboxes)
+    assert only(events, Rewarded)[0].reward == 1.0 and not only(events, TrajectoryLost)
+    assert [s.ran for s in sandboxes.leased] == [["a"], ["a", "b"]]
+
+
+def test_a_replay_that_shows_something_else_loses_the_trajectory(tmp_path):
+    clock = iter(range(9))
+    sandboxes = FakeSandboxes(run=lambda command: str(next(clock)), faults=({1},))
+    events, _, _ = collect(scripted(says("a"), says("b"), says("submit 42")), tmp_path, sandboxes=sandboxes)
+    assert isinstance(events[-1], TrajectoryLost) and "showed" in events[-1].reason
+    assert not only(events, Rewarded) and not only(events, TrajectoryCompleted)
+
+
+def test_a_grader_that_fails_once_is_asked_again_and_one_that_always_fails_loses_the_trajectory(tmp_path):
+    calls = []
+
+    async def grade(task, sandbox, text, pool, budget_s):
+        calls.append(sandbox)
+        if len(calls) < 2:
+            raise InfrastructureFailure("no place")
+        return 1.0
+
+    async def never(task, sandbox, text, pool, budget_s):
+        raise InfrastructureFailure("no place")
+
+    events, _, _ = collect(scripted(says("submit 42")), tmp_path, grade=grade)
+    assert only(events, Rewarded)[0].reward == 1.0 and len(calls) == 2
+    events, _, _ = collect(scripted(says("submit 42")), tmp_path, grade=never)
+    assert isinstance(events[-1], TrajectoryLost) and not only(events, Rewarded)
+
+
+def test_tokens_of_another_version_are_no_result(tmp_path):
+    events, _, _ = collect(scripted(says("submit 42")), tmp_path, version=5, max_retries=1)
+    assert not only(events, TurnCompleted)
+    assert "version [0], wanted 5" in only(events, TrajectoryLost)[0].reason
+
+
+def test_every_turn_is_scored_by_the_teacher(tmp_path):
+    events, _, _ = collect(scripted(says("ls"), says("submit 42")), tmp_path, teacher=True)
+    scores = {event.turn: event.teacher_logprobs for event in only(events, TurnScored)}
+    assert scores == {0: (-2.0,) * 3, 1: (-2.0,) * 10}
+
+
+def test_limits_hold_and_no_trajectory_is_forgotten(tmp_path):
+    live, peak = [], []
+
+    async def script(body):
+        live.append(1)
+        peak.append(len(live))
+        await asyncio.sleep(0.01)
+        live.pop()
+        return answer(says("submit 42"))
+
+    groups = tuple((TASK,) * 5 for _ in range(4))
+    events, _, _ = collect(script, tmp_path, groups=groups, max_concurrent=3)
+    assert max(peak) == 3
+    assert {event.id for event in only(events, Rewarded)} == {
+        TrajectoryId(4, b, i) for b in range(4) for i in range(5)
+    }
+
+
+def test_the_temperature_of_an_evaluation_replaces_the_configured_one(tmp_path):
+    async def main():
+        async with serving(scripted(says("submit 42"))) as fake:
+            pool = ServerPool(settings(), tmp_path, folder=tmp_path, urls=(fake.address.url,))
+            await pool.start()
+            async with Collector(
+                settings(),
+                SandboxConfig(),
+                servers=pool,
+                sandboxes=FakeSandboxes(),
+                grade=exact,
+                chat=ByteChat(),
+                seed=1,
+            ) as collector:
+                await collector.collect(0, 0, ((TASK,),), lambda event: None, temperature=0.0)
+            await pool.close()
+            return fake.engine.bodies[0]["sampling_params"]["temperature"]
+
+    assert asyncio.run(main()) == 0.0
+
+
+def test_seeds_differ_by_run_trajectory_and_turn():
+    seeds = {
+        turn_seed(seed, TrajectoryId(u, g, i), turn)
+        for seed in range(3) for u in range(3) for g in range(3) for i in range(3) for turn in range(3)
+    }
+    assert len(seeds) == 3**5 and max(seeds) < 1 << 62
