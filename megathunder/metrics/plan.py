@@ -144,7 +144,7 @@ def _limits(plan: Plan) -> list[tuple[str, str]]:
         if limit:
             share = need / limit
             state = "EXCEEDED" if share > 1 else "near" if share > NEAR else "ample"
-            lines.append((name, f"{_bytes(need)} of {_bytes(limit)} ({share:.0%}): {state}"))
+            lines.append((name, f"{_bytes(need)} of {_bytes(limit)} ({share:.0%}), programs not counted: {state}"))
     return lines
 
 

@@ -7,6 +7,7 @@ the run folder for `wandb sync`, and `metrics.jsonl` has everything.
 from __future__ import annotations
 
 import logging
+import secrets
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,9 @@ from megathunder.metrics.folder import RunFolder, write_atomically
 from megathunder.metrics.row import MetricsRow, encode_row
 
 log = logging.getLogger(__name__)
+
+CONNECT_S = 20.0
+"""Limit for W&B to answer before its files are kept here."""
 
 
 class Sink(Protocol):
@@ -52,10 +56,11 @@ class WandbSink:
         arguments = {
             "project": config.metrics.wandb_project,
             "name": config.run.name,
-            "id": _kept_id(folder.wandb / "id", wandb),
+            "id": _kept_id(folder.wandb / "id"),
             "dir": str(folder.path),
             "config": settings,
             "resume": "allow",
+            "settings": {"console": "off", "silent": True, "init_timeout": CONNECT_S},
         }
         try:
             self._run = wandb.init(mode=config.metrics.wandb, **arguments)
@@ -63,6 +68,7 @@ class WandbSink:
             log.warning(
                 "W&B cannot be reached (%s); its files stay in %s, send them with `wandb sync`", error, folder.wandb
             )
+            wandb.teardown()  # its service still holds the run's id
             self._run = wandb.init(mode="offline", **arguments)
         self._run.define_metric("*", step_metric="update")
 
@@ -98,7 +104,7 @@ def require_wandb(config: Config) -> None:
         )
 
 
-def _kept_id(path: Path, wandb: ModuleType) -> str:
+def _kept_id(path: Path) -> str:
     if not path.exists():
-        write_atomically(path, wandb.util.generate_id().encode())
+        write_atomically(path, secrets.token_hex(4).encode())
     return path.read_text()

@@ -95,4 +95,4 @@ def test_gpus_are_known_by_their_whole_name(name: str, peak: float) -> None:
 
 
 def test_a_measured_peak_is_a_rate() -> None:
-    assert 1e8 < measured_peak(size=128, repeats=3) < 1e15
+    assert 1e6 < measured_peak(size=128, repeats=3) < 1e15

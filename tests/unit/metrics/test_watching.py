@@ -184,8 +184,8 @@ def wandb_with(reachable: bool, calls: list[dict[str, object]], history: History
         return history
 
     module.init = init  # type: ignore[attr-defined]
+    module.teardown = lambda: None  # type: ignore[attr-defined]
     module.errors = types.SimpleNamespace(Error=Unreachable)  # type: ignore[attr-defined]
-    module.util = types.SimpleNamespace(generate_id=lambda: f"id{len(calls)}")  # type: ignore[attr-defined]
     return module
 
 
