@@ -2,8 +2,8 @@
 
     tally = UpdateTally(...)
     tally.trajectory(t)           every trajectory that counts, once its reward is known (OPD: complete)
+    tally.note(event)             every rollout event (for what the teacher says of the turns)
     tally.work(command, done)     every Done of a cell, with the command it answers
-    tally.step(dones) / tally.publication(dones)
     tally.row(clock, outcome)     the MetricsRow
 
 Called by the coordinator; everything here is plain numbers, so a layout or a packing cannot change a metric.
@@ -17,9 +17,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from megathunder.config.model_shape import ModelShape
-from megathunder.metrics.flops import Flops, replay_flops, row_flops, utilisation
+from megathunder.metrics.flops import Flops, row_flops, utilisation
 from megathunder.metrics.row import MetricsRow
-from megathunder.types import Command, Differentiate, Done, Publish, TakeStep, Trajectory, WorkStats
+from megathunder.types import (
+    Command,
+    Differentiate,
+    Done,
+    Event,
+    Publish,
+    TakeStep,
+    Trajectory,
+    TrajectoryId,
+    TurnCompleted,
+    TurnScored,
+    WorkStats,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +156,8 @@ class UpdateTally:
     _step: WorkStats = field(default_factory=WorkStats)
     _publication: WorkStats = field(default_factory=WorkStats)
     _publication_s: Summary = field(default_factory=Summary)
+    _turns_unscored: dict[tuple[TrajectoryId, int], tuple[float, ...]] = field(default_factory=dict)
+    _teacher_kl: Summary = field(default_factory=Summary)
     _busy_s: float = 0.0
     _flops: Flops = field(default_factory=Flops)
 
@@ -156,6 +170,15 @@ class UpdateTally:
         self._sampled.append(trajectory.sampled_tokens)
         for row in trajectory.rows:
             self._lags.update(self.policy_version - version for version in row.policy_versions)
+
+    def note(self, event: Event) -> None:
+        """A rollout event; a turn and its scores together give the divergence from the teacher."""
+        if isinstance(event, TurnCompleted):
+            self._turns_unscored[event.id, event.turn] = event.segments[-1].logprobs
+        elif isinstance(event, TurnScored):
+            sampled = self._turns_unscored.pop((event.id, event.turn), ())
+            gaps = (p - q for p, q in zip(sampled, event.teacher_logprobs, strict=True))
+            self._teacher_kl += Summary.of(gaps)
 
     def work(self, command: Command, done: Done) -> None:
         """A cell has done `command`. Barrier commands are to be given once for each cell that answers."""
@@ -172,8 +195,6 @@ class UpdateTally:
         if self.shape is not None and isinstance(command, Differentiate):
             for row in command.rows:
                 self._flops += row_flops(self.shape, row, recompute=self.recompute)
-            longest = max((len(row.token_ids) for row in command.rows), default=0)
-            self._flops += replay_flops(self.shape, done.stats.replay_tokens, longest)
 
     @property
     def reward_mean(self) -> float:
@@ -185,6 +206,7 @@ class UpdateTally:
         means = Summary.of(group.mean for group in groups)
         busy_s = self._busy_s / self.cells
         flops = self._flops.total or work.flops
+        beyond = work.flops - flops
         return MetricsRow(
             update=self.update,
             schedule=self.schedule,
@@ -212,7 +234,7 @@ class UpdateTally:
             engine_learner_logprob_diff_max=work.logprob_diff_max,
             engine_learner_logprob_diff_mean=work.logprob_diff_sum / max(work.trained_tokens, 1),
             loss=work.loss_sum / outcome.normaliser if outcome.normaliser else 0.0,
-            teacher_kl=self._teacher_kl(),
+            teacher_kl=self._teacher_kl.mean if self._teacher_kl.count else None,
             grad_norm=step.grad_norm,
             learning_rate=step.learning_rate,
             stepped=step.stepped,
@@ -225,7 +247,7 @@ class UpdateTally:
             learner_busy_s=busy_s,
             learner_busy_share=busy_s / clock.step_wall_s if clock.step_wall_s > 0 else 0.0,
             flops=flops,
-            replay_flops=self._flops.replay,
+            replay_flops=beyond if beyond > 1e-9 * flops else 0.0,
             recompute_flops=self._flops.recompute,
             active_mfu=utilisation(flops, clock.step_wall_s, self.peak_flops),
             compute_mfu=utilisation(flops, busy_s, self.peak_flops),
@@ -233,11 +255,6 @@ class UpdateTally:
             accumulator_bytes_peak=max(work.accumulator_bytes, step.accumulator_bytes),
             host_memory_bytes=outcome.host_memory_bytes,
         )
-
-    def _teacher_kl(self) -> float | None:
-        if "kl_sum" not in self._work.extra or not self._work.trained_tokens:
-            return None
-        return self._work.extra["kl_sum"] / self._work.trained_tokens
 
 
 def _population_std(values: list[float]) -> float:

@@ -7,7 +7,8 @@ Of a row of T tokens whose first P are cached context, with n = T - P computed, 
     output     2 V H m      logits are made only where the mask asks
     forward = matrices + attention + output;  backward = 2 forward
 
-Replay (again forward and backward, for deferred context gradients) and recompute (one more forward) are counted apart:
+This is what an update needs, however its rows were released: every token forward and backward once. What the learner
+executed beyond it is replay (deferred context gradients); recompute (one more forward) is counted apart as well:
 
     active MFU  = flops / (update wall * peak)       compute MFU = flops / (learner busy * peak)
 
@@ -45,7 +46,6 @@ class Flops:
     matrices: float = 0.0
     attention: float = 0.0
     output: float = 0.0
-    replay: float = 0.0
     recompute: float = 0.0
 
     def __add__(self, other: Flops) -> Flops:
@@ -53,13 +53,12 @@ class Flops:
             matrices=self.matrices + other.matrices,
             attention=self.attention + other.attention,
             output=self.output + other.output,
-            replay=self.replay + other.replay,
             recompute=self.recompute + other.recompute,
         )
 
     @property
     def total(self) -> float:
-        """What the update needs: replay and recompute left out."""
+        """What the update needs."""
         return self.matrices + self.attention + self.output
 
 
@@ -73,20 +72,16 @@ def forward_flops(shape: ModelShape, *, tokens: int, context: int = 0, trained: 
 
 
 def row_flops(shape: ModelShape, row: TrainRow, *, recompute: bool = False) -> Flops:
-    """Forward and backward of one row. `recompute`: the layers ran forward once more (full recomputation)."""
-    once = forward_flops(shape, tokens=len(row.token_ids), context=row.context_tokens, trained=sum(row.loss_mask))
+    """Forward and backward of what `row` adds to its context; tokens before it were counted with the row they came in.
+    `recompute`: the layers ran forward once more (full recomputation)."""
+    context = row.context_tokens
+    once = forward_flops(shape, tokens=len(row.token_ids), context=context, trained=sum(row.loss_mask[context:]))
     return Flops(
         matrices=3 * once.matrices,
         attention=3 * once.attention,
         output=3 * once.output,
         recompute=once.matrices + once.attention if recompute else 0.0,
     )
-
-
-def replay_flops(shape: ModelShape, tokens: int, longest: int) -> Flops:
-    """Forward and backward of `tokens` computed again, in chains of at most `longest` tokens."""
-    attention = forward_flops(shape, tokens=longest).attention * (tokens / longest) if longest else 0.0
-    return Flops(replay=3 * (forward_flops(shape, tokens=tokens).matrices + attention))
 
 
 def utilisation(flops: float, seconds: float, peak_flops: float) -> float | None:

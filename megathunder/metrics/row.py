@@ -60,7 +60,9 @@ class MetricsRow(msgspec.Struct, frozen=True, kw_only=True):
 
     # the step
     loss: Annotated[float, _is("Sum over rows of scale * sum_t weight * (-log p), by the normaliser.")]
-    teacher_kl: Annotated[float | None, _is("OPD: mean log p - log q of a trained token, nats; None: no teacher.")]
+    teacher_kl: Annotated[
+        float | None, _is("OPD: mean log p - log q of a sampled token, nats, p as the engine says; None: no teacher.")
+    ]
     grad_norm: Annotated[float, _is("Global gradient norm after normalisation, before the clip.")]
     learning_rate: Annotated[float, _is("Step size of this update.")]
     stepped: Annotated[bool, _is("Whether the optimizer stepped.")]
@@ -76,8 +78,8 @@ class MetricsRow(msgspec.Struct, frozen=True, kw_only=True):
     learner_busy_share: Annotated[float, _is("learner_busy_s by step_wall_s.")]
 
     # cost
-    flops: Annotated[float, _is("Forward and backward operations of the learner; replay and recompute left out.")]
-    replay_flops: Annotated[float, _is("Operations repeated for deferred context gradients.")]
+    flops: Annotated[float, _is("Forward and backward operations that the update needs: each token once.")]
+    replay_flops: Annotated[float, _is("Operations executed beyond that, for deferred context gradients.")]
     recompute_flops: Annotated[float, _is("Operations repeated because activations were not kept.")]
     active_mfu: Annotated[float | None, _is("flops by (step_wall_s * peak of all ranks); None: peak unknown.")]
     compute_mfu: Annotated[float | None, _is("flops by (learner_busy_s * peak of all ranks).")]

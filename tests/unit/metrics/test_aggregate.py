@@ -25,6 +25,8 @@ from megathunder.types import (
     TrainRow,
     Trajectory,
     TrajectoryId,
+    TurnCompleted,
+    TurnScored,
     WorkStats,
 )
 
@@ -161,6 +163,13 @@ def test_flops_come_from_the_rows_that_were_executed() -> None:
     assert long - short == attention * (64 - 2 * 16) + 3 * 2 * SHAPE.embedding_parameters * (7 - 6)
 
 
+def test_what_was_executed_beyond_need_is_replay() -> None:
+    needed = run([work(8)]).row(CLOCK, outcome()).flops
+    assert run([work(8, flops=needed)]).row(CLOCK, outcome()).replay_flops == 0
+    row = run([work(8, flops=needed + 1e6)]).row(CLOCK, outcome())
+    assert (row.flops, row.replay_flops) == (needed, 1e6)
+
+
 def test_dropped_contributions_are_counted_by_reason() -> None:
     row = tally().row(CLOCK, outcome(applied=5, dropped_by_reason={"lost": 2, "stale": 1}))
     assert (row.contributions_applied, row.contributions_dropped) == (5, 3)
@@ -173,6 +182,12 @@ def test_an_update_without_anything_has_a_finite_row() -> None:
 
 
 def test_teacher_divergence_is_a_token_mean() -> None:
-    made = run([work(4, trained_tokens=3, extra={"kl_sum": 1.5}), work(9, trained_tokens=7, extra={"kl_sum": 0.5})])
-    assert made.row(CLOCK, outcome()).teacher_kl == 0.2
+    made = tally()
+    key = TrajectoryId(3, 0, 0)
+    for turn, (student, teacher) in enumerate((((-1.0, -2.0), (-2.0, -4.0)), ((-1.0,), (-1.0,)))):
+        ids = tuple(range(len(student)))
+        action = Segment(role=Role.ACTION, token_ids=ids, logprobs=student, policy_versions=(3,) * len(ids))
+        made.note(TurnCompleted(id=key, turn=turn, row=0, segments=(action,), at_s=1.0))
+        made.note(TurnScored(id=key, turn=turn, teacher_logprobs=teacher, at_s=1.0))
+    assert made.row(CLOCK, outcome()).teacher_kl == 1.0
     assert tally().row(CLOCK, outcome()).teacher_kl is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import pytest
 
 from megathunder.config.model_shape import ModelShape
@@ -11,7 +12,6 @@ from megathunder.metrics.flops import (
     forward_flops,
     known_peak,
     measured_peak,
-    replay_flops,
     row_flops,
     utilisation,
 )
@@ -71,13 +71,18 @@ def test_backward_is_twice_forward_and_logits_follow_the_mask() -> None:
     assert once.output == 2 * 32 * 8 * 4
 
 
-def test_recompute_and_replay_are_counted_apart() -> None:
+def test_recompute_is_counted_apart() -> None:
     plain, again = row_flops(SHAPE, row(10)), row_flops(SHAPE, row(10), recompute=True)
     assert again.total == plain.total
     assert again.recompute == (plain.matrices + plain.attention) / 3
-    assert replay_flops(SHAPE, 10, 10).total == 0
-    assert replay_flops(SHAPE, 10, 10).replay == plain.matrices + plain.attention
-    assert replay_flops(SHAPE, 0, 0).replay == 0
+
+
+def test_a_chain_needs_the_same_however_its_turns_are_released() -> None:
+    chain = row(10)
+    turns = [msgspec.structs.replace(row(6), loss_mask=(1,) * 6), msgspec.structs.replace(chain, context_tokens=6)]
+    reverse_pass = msgspec.structs.replace(chain, context_tokens=10)
+    released = [row_flops(SHAPE, part) for part in (*turns, reverse_pass)]
+    assert sum(part.total for part in released) == row_flops(SHAPE, chain).total
 
 
 @pytest.mark.parametrize(
