@@ -10,6 +10,7 @@ It changes only this process, can be called again, and is never called where CUD
     device="cuda" and pin_memory=True literals  a module-local `torch` that drops them
     Tensor.type() starts with "torch.cuda."     answered so to the optimizer alone
     streams and events                          objects that do nothing (CPU work is ordered)
+    collectives of uneven parts (NCCL only)     gather: padded to the largest; reduce-scatter: all-reduce and cut
     Transformer Engine's GEMM, compiled fusions absent: None and eager execution
 """
 
@@ -114,6 +115,7 @@ def install() -> None:
     _literals()
     _optimizer_types()
     _mixture_of_experts()
+    _uneven_collectives()
     _eager()
 
 
@@ -195,6 +197,36 @@ def _mixture_of_experts() -> None:
         return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
     token_dispatcher.maybe_move_tensor_to_cpu = to_cpu
+
+
+def _uneven_collectives() -> None:
+    # mappings.py:150,193: expert-tensor-parallel ranks exchange unequal numbers of tokens, gloo takes equal parts only
+    from megatron.core.tensor_parallel import mappings
+
+    gather, reduce_scatter = mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim
+
+    def gather_uneven(
+        part: torch.Tensor, group: Any, output_split_sizes: list[int] | None = None, use_global_buffer: bool = False
+    ) -> torch.Tensor:
+        if output_split_sizes is None or group.size() == 1:
+            return gather(part, group, output_split_sizes, use_global_buffer)
+        padded = part.new_zeros(max(output_split_sizes), *part.shape[1:])
+        padded[: part.shape[0]] = part
+        parts = [torch.empty_like(padded) for _ in output_split_sizes]
+        torch.distributed.all_gather(parts, padded, group=group)
+        return torch.cat([p[:size] for p, size in zip(parts, output_split_sizes, strict=True)])
+
+    def reduce_scatter_uneven(
+        whole: torch.Tensor, group: Any, input_split_sizes: list[int] | None = None, use_global_buffer: bool = False
+    ) -> torch.Tensor:
+        if input_split_sizes is None or group.size() == 1:
+            return reduce_scatter(whole, group, input_split_sizes, use_global_buffer)
+        total = whole.clone(memory_format=torch.contiguous_format)
+        torch.distributed.all_reduce(total, group=group)
+        return total.split(input_split_sizes)[group.rank()].contiguous()
+
+    mappings._gather_along_first_dim = gather_uneven
+    mappings._reduce_scatter_along_first_dim = reduce_scatter_uneven
 
 
 def _eager() -> None:

@@ -23,20 +23,22 @@ from torch import Tensor
 
 from megathunder.learner.attention import AttentionContext, RowSpan
 from megathunder.learner.model import ModelBundle
-from megathunder.learner.weights import export_tensors
-from megathunder.learner.weights.hf_files import FusedPart
+from megathunder.learner.weights import export_tensors, export_weights
+from megathunder.learner.weights.hf_files import FusedPart, HfReader
 
 Rows = Sequence[Sequence[int]]
-_ROW_LENGTHS = (11, 5, 8, 1, 7)
+_ROW_LENGTHS = (11, 5, 8, 1, 6)  # 31 tokens: sequence parallelism must pad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """Largest absolute difference of a logit, and largest over parameters of max |dg| / max |g|."""
+    """Largest absolute difference of a logit; largest over parameters of max |dg| / max |g|; and whether every
+    exported tensor has the bits, the shape and the name it was imported with."""
 
     logits: float
     gradients: float
     worst_parameter: str
+    round_trip: bool
 
 
 def sample_rows(vocab_size: int) -> list[list[int]]:
@@ -49,9 +51,8 @@ def compare(bundle: ModelBundle, rows: Rows | None = None) -> Differences | None
     """Differences from transformers on the leader of the cell, None elsewhere; every rank of the cell calls it."""
     rows = rows or sample_rows(bundle.vocab_size)
     logits, gradients = forward_backward(bundle, rows)
-    exported = {}
-    for name, gradient in gradients:
-        exported[name] = gradient.clone()
+    exported = {name: gradient.clone() for name, gradient in gradients}
+    round_trip = _same_as_folder(bundle)
     if not bundle.layout.leads_cell:
         return None
     reference = _load_reference(bundle)
@@ -64,7 +65,9 @@ def compare(bundle: ModelBundle, rows: Rows | None = None) -> Differences | None
         difference = float((gradient.cpu() - expected).abs().max() / scale)
         if difference >= relative:
             worst, relative = name, difference
-    return Differences(logits=float((got - wanted).abs().max()), gradients=relative, worst_parameter=worst)
+    return Differences(
+        logits=float((got - wanted).abs().max()), gradients=relative, worst_parameter=worst, round_trip=round_trip
+    )
 
 
 def forward_backward(bundle: ModelBundle, rows: Rows) -> tuple[Tensor, Iterator[tuple[str, Tensor]]]:
@@ -129,6 +132,18 @@ def _gather_logits(bundle: ModelBundle, seen: list[Tensor], tokens: int) -> Tens
         last = parallel_state.get_pipeline_model_parallel_last_rank()
         dist.broadcast(full, last, group=parallel_state.get_pipeline_model_parallel_group())
     return full
+
+
+def _same_as_folder(bundle: ModelBundle) -> bool:
+    reader = HfReader(bundle.folder)
+    same, seen = True, set()
+    for name, tensor in export_weights(bundle):
+        stored = reader.read(name)
+        same &= stored.shape == tensor.shape and torch.equal(stored.to(tensor.dtype), tensor.cpu())
+        seen.add(name)
+    stored_names = {name for name in reader.names if not (bundle.tied and name == "lm_head.weight")}
+    fused = {FusedPart.named(name).stored for name in seen if name not in stored_names}
+    return same and stored_names <= seen | fused
 
 
 def _load_reference(bundle: ModelBundle) -> torch.nn.Module:

@@ -1,8 +1,8 @@
 """Hugging Face model folders, one tensor at a time: reading (sharded, fused or per-expert) and writing.
 
 The reader knows tensors by their per-expert names. Where a file stores experts fused, `experts.3.up_proj.weight` is
-read as the second half of `experts.gate_up_proj[3]`. The writer opens a new file when the current one is full and writes the
-index at the end; it holds at most one file in memory. Refuses folders without weights and names that are not there.
+read as the second half of `experts.gate_up_proj[3]`. The writer starts a new file when the current one is full and
+writes the index at the end; it holds at most one file in memory. Refuses folders without weights and unknown names.
 """
 
 from __future__ import annotations
