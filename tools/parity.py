@@ -3,8 +3,9 @@
     python tools/parity.py --model all --layouts all --json parity.json
     python tools/parity.py --model examples/policies/student --layouts tp1,tp2,pp2 --json parity.json
 
-`--model` is a Hugging Face folder, a tiny random model (qwen3, qwen3_tied, llama, qwen3_moe, glm4_moe) or `all` of these.
-One torchrun job a world size; prints the largest difference for each model and layout and exits 1 above the tolerance.
+`--model` is a Hugging Face folder, a tiny random model (qwen3, qwen3_tied, llama, qwen3_moe, glm4_moe) or `all` of
+these. One torchrun job a world size; prints the largest difference for each model and layout and exits 1 above the
+tolerance.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Refuses a parameter that no rule of the family names.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from megatron.core.models.gpt.gpt_model import GPTModel
@@ -52,6 +52,19 @@ def resolve(family: Family, megatron: str) -> Named:
             remedy=f"add it to megathunder/learner/families/ ({family.model_type})",
         )
     return Named(megatron=megatron, kind=found.kind, hf=tuple(name.format(**numbers) for name in found.hf))
+
+
+def unnamed(family: Family, stored: Iterable[str], layers: int) -> list[str]:
+    """Stored Hugging Face tensors that no rule names; rotary tables and layers past the last (heads) aside."""
+    patterns = [re.escape(name) for rule in family.rules for name in rule.hf]
+    patterns += [r"model\.layers\.\{l\}\.mlp\.experts\.(gate_up_proj|down_proj)", r".*rotary_emb\.inv_freq"]
+    known = re.compile("|".join(p.replace(r"\{l\}", r"\d+").replace(r"\{e\}", r"\d+") for p in patterns))
+    beyond = re.compile(r"model\.layers\.(\d+)\.")
+    return [
+        name
+        for name in stored
+        if not known.fullmatch(name) and not ((match := beyond.match(name)) and int(match[1]) >= layers)
+    ]
 
 
 def local_tensors(bundle: ModelBundle, *, buffers: bool = True) -> Iterator[tuple[Named, Tensor]]:

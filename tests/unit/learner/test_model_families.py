@@ -1,0 +1,100 @@
+"""Each family, from its folder alone: logits, gradients and weights are those of transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from megathunder.config.learner import LearnerConfig
+from megathunder.errors import ConfigError
+from megathunder.learner.families import FAMILIES, read_config
+from megathunder.learner.families.rotary import inverse_frequencies
+from megathunder.learner.families.tiny import TINY, make_tiny
+from megathunder.learner.model import ModelBundle, build_model
+from megathunder.learner.parallel import initialize
+from megathunder.learner.parity import compare
+
+CPU = LearnerConfig(device="cpu")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {name: make_tiny(name, root / name) for name in TINY}
+
+
+def build(folder: Path, config: LearnerConfig = CPU) -> ModelBundle:
+    return build_model(config, initialize(config), folder=folder)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_logits_gradients_and_weights_equal_transformers(name: str, folders: dict[str, Path]) -> None:
+    found = compare(build(folders[name]))
+    assert found.logits < 1e-5
+    assert found.gradients < 1e-5, found.worst_parameter
+    assert found.round_trip
+
+
+def test_parity_tells_a_wrong_weight(folders: dict[str, Path]) -> None:
+    bundle = build(folders["qwen3"])
+    with torch.no_grad():
+        bundle.stages[0].decoder.layers[2].self_attention.linear_qkv.weight[40, 3] += 0.01
+    found = compare(bundle)
+    assert found.logits > 1e-5
+    assert not found.round_trip
+
+
+def test_tied_output_layer_is_the_embedding(folders: dict[str, Path]) -> None:
+    tied, untied = build(folders["qwen3_tied"]), build(folders["qwen3"])
+    assert untied.local_parameters - tied.local_parameters == 131 * 64
+
+
+def test_unknown_architecture_lists_the_known_ones(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"]}))
+    with pytest.raises(ConfigError, match="MambaForCausalLM") as refused:
+        build(tmp_path)
+    assert all(family.architecture in str(refused.value) for family in FAMILIES)
+
+
+def test_missing_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        build(tmp_path / "nowhere")
+
+
+def test_experts_over_tensor_parallel_need_sequence_parallel(folders: dict[str, Path]) -> None:
+    from dataclasses import replace
+
+    layout = replace(initialize(CPU), tensor=2)
+    with pytest.raises(ConfigError, match="sequence_parallel = true"):
+        build_model(LearnerConfig(device="cpu", tensor_parallel=2), layout, folder=folders["qwen3_moe"])
+
+
+def test_layers_that_do_not_divide_are_refused(folders: dict[str, Path]) -> None:
+    from dataclasses import replace
+
+    layout = replace(initialize(CPU), pipeline=3)
+    with pytest.raises(ConfigError, match=r"4 layers over pipeline_parallel"):
+        build_model(CPU, layout, folder=folders["qwen3"])
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "glm4_moe"])
+def test_rotary_frequencies_are_those_of_transformers(name: str, folders: dict[str, Path]) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folders[name]))
+    assert torch.equal(inverse_frequencies(read_config(folders[name])), model.model.rotary_emb.inv_freq)
+
+
+def test_older_spelling_of_rotary_settings_means_the_same() -> None:
+    shape = {"hidden_size": 64, "num_attention_heads": 4}
+    old = shape | {"rope_theta": 5e5, "rope_scaling": None, "partial_rotary_factor": 0.5}
+    new = shape | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5}}
+    assert torch.equal(inverse_frequencies(old), inverse_frequencies(new))
+
+
+def test_other_rotary_scaling_is_refused() -> None:
+    with pytest.raises(ConfigError, match="yarn"):
+        inverse_frequencies({"hidden_size": 64, "num_attention_heads": 4, "rope_scaling": {"rope_type": "yarn"}})

@@ -1,0 +1,62 @@
+"""Layouts: cells are what collectives couple, and what cannot run is refused before any group is built."""
+
+from __future__ import annotations
+
+import pytest
+
+from megathunder.config.learner import LearnerConfig
+from megathunder.errors import ConfigError
+from megathunder.learner.parallel import check_layout, choose_device, initialize, join_coupled
+
+
+def test_one_process_is_one_cell_that_it_leads() -> None:
+    layout = initialize(LearnerConfig(device="cpu"))
+    assert (layout.cells, layout.cell_ranks, layout.leads_cell, layout.cell_replicas) == (1, (0,), True, 1)
+    assert layout.is_first_stage and layout.is_last_stage
+
+
+@pytest.mark.parametrize(
+    ("groups", "cells"),
+    [
+        ([[0], [1]], [(0,), (1,)]),
+        ([[0, 1], [0, 1], [2, 3], [2, 3]], [(0, 1), (2, 3)]),
+        # tensor pairs (0,1) (2,3), experts tie 0 with 2 and 1 with 3
+        ([[0, 1, 2], [0, 1, 3], [0, 2, 3], [1, 2, 3]], [(0, 1, 2, 3)]),
+        # joined only through a later group
+        ([[0, 1], [2, 3], [1, 2]], [(0, 1, 2, 3)]),
+    ],
+)
+def test_cells_are_connected_components(groups: list[list[int]], cells: list[tuple[int, ...]]) -> None:
+    assert join_coupled(groups) == cells
+
+
+@pytest.mark.parametrize(
+    ("settings", "world", "complaint"),
+    [
+        ({"tensor_parallel": 2, "pipeline_parallel": 2}, 6, "is 4 and the job has 6 ranks"),
+        ({"expert_parallel": 3}, 4, "is 3 and the job has 4 ranks"),
+        ({"sequence_parallel": True}, 1, "sequence_parallel is on with tensor_parallel 1"),
+        ({"expert_parallel": 2, "tensor_parallel": 2}, 4, "no sequence parallelism"),
+        ({"virtual_pipeline": 2}, 1, "virtual_pipeline is 2 with pipeline_parallel 1"),
+        (
+            {"virtual_pipeline": 2, "pipeline_parallel": 2, "megatron": {"overlap_p2p_comm": "false"}},
+            2,
+            "overlap_p2p_comm=false",
+        ),
+    ],
+)
+def test_layout_that_cannot_run_is_refused(settings: dict[str, object], world: int, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        check_layout(LearnerConfig(device="cpu", **settings), world)
+
+
+def test_layouts_that_run_are_not_refused() -> None:
+    check_layout(LearnerConfig(tensor_parallel=2, pipeline_parallel=2, sequence_parallel=True), 8)
+    check_layout(
+        LearnerConfig(tensor_parallel=2, sequence_parallel=True, expert_parallel=4, expert_tensor_parallel=1), 4
+    )
+
+
+def test_unknown_device_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tpu"):
+        choose_device(LearnerConfig(device="tpu"))
