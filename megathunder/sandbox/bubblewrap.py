@@ -24,7 +24,7 @@ from megathunder.errors import IsolationError
 from megathunder.sandbox.seccomp import build_filter
 
 MB = 1 << 20
-READ_ONLY = ("/usr", "/etc/alternatives", "/etc/ld.so.cache", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf")
+READ_ONLY = ("/usr", "/etc/alternatives", "/etc/ld.so.cache", "/etc/nsswitch.conf")
 MERGED = ("bin", "sbin", "lib", "lib64")  # symlinks into /usr
 ENVIRONMENT = (
     ("PATH", "/usr/local/bin:/usr/bin:/bin:/work/.bin"),
@@ -36,6 +36,8 @@ ENVIRONMENT = (
 CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL", "CAP_DAC_OVERRIDE")
 SCRATCH_MB, SHARED_MEMORY_MB = 16, 4  # sizes of /tmp and /dev/shm
 UIDS_PER_PROCESS = 512
+PASSWD = "root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:{uid}:{uid}:agent:/work:/bin/bash\n"
+GROUP = "root:x:0:\nagent:x:{uid}:\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,36 @@ def find_bwrap() -> str:
     return path
 
 
-def arguments(config: SandboxConfig, who: Identity, seccomp: int) -> list[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Descriptors:
+    """Open files that bwrap reads while it sets up."""
+
+    seccomp: int
+    passwd: int
+    group: int
+
+    @staticmethod
+    def open(who: Identity) -> Descriptors:
+        return Descriptors(
+            seccomp=os.open(f"/proc/self/fd/{filter_file()}", os.O_RDONLY),
+            passwd=memory_file(PASSWD.format(uid=who.uid)),
+            group=memory_file(GROUP.format(uid=who.uid)),
+        )
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        return self.seccomp, self.passwd, self.group
+
+
+def memory_file(text: str) -> int:
+    """A descriptor that reads `text`."""
+    descriptor = os.memfd_create("sandbox")
+    os.write(descriptor, text.encode())
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def arguments(config: SandboxConfig, who: Identity, given: Descriptors) -> list[str]:
     """The command line of one sandbox, supervisor included."""
     line = [find_bwrap(), "--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox"]
     line += ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
@@ -100,6 +131,8 @@ def arguments(config: SandboxConfig, who: Identity, seccomp: int) -> list[str]:
         line += ["--unshare-user", "--uid", str(who.uid), "--gid", str(who.uid)]
     line += ["--perms", "0755", "--dir", "/etc"]
     line += [x for path in READ_ONLY for x in ("--ro-bind-try", path, path)]
+    line += ["--perms", "0644", "--ro-bind-data", str(given.passwd), "/etc/passwd"]
+    line += ["--perms", "0644", "--ro-bind-data", str(given.group), "/etc/group"]
     for name in MERGED:
         if os.path.islink(f"/{name}"):
             line += ["--symlink", f"usr/{name}", f"/{name}"]
@@ -110,7 +143,7 @@ def arguments(config: SandboxConfig, who: Identity, seccomp: int) -> list[str]:
         line += ["--perms", "1777" if folder != "/work" else "0777", "--size", str(size_mb * MB), "--tmpfs", folder]
     line += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/work", "--clearenv"]
     line += [x for name, value in ENVIRONMENT for x in ("--setenv", name, value)]
-    line += ["--seccomp", str(seccomp), "--", "/usr/bin/perl", "-e", supervisor_script()]
+    line += ["--seccomp", str(given.seccomp), "--", "/usr/bin/perl", "-e", supervisor_script()]
     limits = (who.uid, config.memory_mb, config.processes, config.cpu_s, config.inodes)
     return line + [*map(str, limits), platform.machine(), str(int(who.own_uid))]
 
@@ -120,15 +153,16 @@ def spawn(
 ) -> tuple[subprocess.Popen, socket.socket]:
     """Starts a sandbox; frames are spoken over the socket. `errors` is where bwrap's complaints go."""
     ours, theirs = socket.socketpair()
-    seccomp = os.open(f"/proc/self/fd/{filter_file()}", os.O_RDONLY)
+    given = Descriptors.open(who)
     try:
         process = subprocess.Popen(
-            arguments(config, who, seccomp), stdin=theirs, stdout=theirs, stderr=errors, pass_fds=(seccomp,), cwd="/"
+            arguments(config, who, given), stdin=theirs, stdout=theirs, stderr=errors, pass_fds=given.all, cwd="/"
         )
     except OSError:
         ours.close()
         raise
     finally:
         theirs.close()
-        os.close(seccomp)
+        for descriptor in given.all:
+            os.close(descriptor)
     return process, ours

@@ -101,11 +101,15 @@ class SandboxPool:
             self._places.release()
 
     async def close(self) -> None:
-        """Ends every sandbox; safe to call twice."""
+        """Ends every sandbox and waits until the kernel has ended their processes; safe to call twice."""
         self._closed = True
         if self._warming is not None:
             await asyncio.gather(self._warming, return_exceptions=True)
         await asyncio.gather(*(self._end(s) for s in [*self._idle, *self._lent]))
+        for _ in range(100):
+            if not self.leaks():
+                return
+            await asyncio.sleep(0.02)
 
     def leaks(self) -> list[str]:
         """Processes that run under a uid of this pool outside a command, one line each; empty when all is well."""

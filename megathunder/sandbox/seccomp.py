@@ -1,6 +1,7 @@
 """A seccomp filter for what a sandbox never needs: namespaces, mounts, tracing, kernel interfaces, odd sockets.
 
     wrong architecture -> kill;  x32 and clone3 -> ENOSYS;  listed calls -> EPERM;  clone with namespace flags -> EPERM;
+    setting extended attributes -> EOPNOTSUPP, on which sed and cp go on without them;
     socket families other than UNIX, IPv4, IPv6 -> EAFNOSUPPORT (AF_VSOCK would reach a hypervisor);  the rest -> allow
 
 clone3 hides its flags behind a pointer, so it is refused and libc falls back to clone. Extended attributes are refused
@@ -31,10 +32,10 @@ DENIED = {  # name: (x86_64, aarch64)
     "move_mount": (429, 429), "open_tree": (428, 428), "mount_setattr": (442, 442), "acct": (163, 89),
     "settimeofday": (164, 170), "clock_settime": (227, 112), "clock_adjtime": (305, 266), "adjtimex": (159, 171),
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "shmat": (30, 196),
-    "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180), "setxattr": (188, 5), "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7), "setxattrat": (463, 463), "syslog": (103, 116), "quotactl": (179, 60),
+    "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180), "syslog": (103, 116), "quotactl": (179, 60),
     "fanotify_init": (300, 262), "personality": (135, 92), "vhangup": (153, 58), "pidfd_getfd": (438, 438),
 }  # fmt: skip
+UNSUPPORTED = {"setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463)}
 NAMESPACES = 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000 | 0x00020000 | 0x00000080
 FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6
 
@@ -72,6 +73,8 @@ def build_filter(machine: str | None = None) -> bytes:
     program += unless(EQUAL, CLONE3[column], ERRNO | errno.ENOSYS)
     for numbers in DENIED.values():
         program += unless(EQUAL, numbers[column], ERRNO | errno.EPERM)
+    for numbers in UNSUPPORTED.values():
+        program += unless(EQUAL, numbers[column], ERRNO | errno.EOPNOTSUPP)
     program += [instruction(EQUAL, CLONE[column], 0, 4), instruction(LOAD, ARGUMENT)]
     program += unless(ANY_BIT, NAMESPACES, ERRNO | errno.EPERM) + [instruction(RETURN, ALLOW)]
     program += [instruction(EQUAL, SOCKET[column], 0, 2 + len(FAMILIES)), instruction(LOAD, ARGUMENT)]

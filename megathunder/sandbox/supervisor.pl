@@ -39,9 +39,8 @@ binmode $_ for $in, $out;
 $SIG{PIPE} = 'IGNORE';
 $SIG{CHLD} = sub { };    # so that a child's end interrupts select
 umask 0022;
-syscall($PRCTL, 4, 0, 0, 0, 0);                      # not dumpable
-syscall($PRCTL, 24, $_, 0, 0, 0) for 0 .. 63;        # no capability can come back through an exec
-if ($root) { $) = "$uid $uid"; $) = 0; }
+syscall($PRCTL, 24, $_, 0, 0, 0) for 0 .. 63;    # no capability can come back through an exec
+guard();
 
 while (1) {
     my ($op, $size) = unpack('aN', fetch(5));
@@ -53,6 +52,11 @@ while (1) {
       : $op eq 'C' ? clear()
       :              exit 1;
     give($op, $answer);
+}
+
+sub guard {    # a change of credentials undoes both: not dumpable, and killed with bwrap
+    syscall($PRCTL, 4, 0, 0, 0, 0);
+    syscall($PRCTL, 1, 9, 0, 0, 0);
 }
 
 sub fetch {
@@ -133,7 +137,7 @@ sub as_agent {    # files are touched with the agent's own rights, so that its l
     my ($work, $payload) = @_;
     if ($root) { $) = "$uid $uid"; $> = $uid; }
     my $answer = $work->($payload);
-    if ($root) { $> = 0; $) = 0; }
+    if ($root) { $> = 0; $) = 0; guard(); }
     return $answer;
 }
 
@@ -211,8 +215,7 @@ sub run {
         umask 0022;
         $SIG{PIPE} = 'DEFAULT';
         become_agent();
-        exec {'/bin/bash'} 'bash', '--noprofile', '--norc', '-c', $command;
-        POSIX::_exit(127);
+        exec {'/bin/bash'} 'bash', '--noprofile', '--norc', '-c', $command or POSIX::_exit(127);
     }
     close $writer;
     my $sink = { reader => $reader, head => '', tail => '', total => 0, half => $keep >> 1 };
@@ -239,7 +242,9 @@ sub pump {    # false when there was nothing to read
     my ($sink, $wait_s) = @_;
     my $ready = '';
     vec($ready, fileno $sink->{reader}, 1) = 1 if $sink->{reader};
+    vec($ready, fileno $in, 1) = 1;
     return 0 if select($ready, undef, undef, $wait_s) <= 0;
+    exit 0 if vec($ready, fileno $in, 1);    # the host says nothing while a command runs: it is gone
     my $n = sysread($sink->{reader}, my $data, 65536);
     return 1 if !defined($n) && $!{EINTR};
     if (!$n) { $sink->{reader} = undef; return 0 }
