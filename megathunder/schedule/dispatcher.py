@@ -15,7 +15,7 @@ Deterministic: the order of events and of requests decides everything. Called by
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 from megathunder.config.root import Config
 from megathunder.errors import IllegalMove
@@ -125,8 +125,8 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------------ commands
 
     def _differentiate(self, cell: int, target: AccumulatorKey, chains: list[Chain]) -> Differentiate:
-        steps = {chain: self._require(chain) for chain in self._alike(chains)}
-        chosen = pack(next(iter(steps)), steps, self._limits, lambda c: _new_tokens(c, steps[c]))
+        steps = {chains[0]: self._require(chains[0])}
+        chosen = pack(chains[0], self._alike(chains, steps), self._limits, lambda c: _new_tokens(c, steps[c]))
         passes = tuple((c, steps[c]) for c in chosen)
         first_step = passes[0][1]
         rows = tuple(self._planner.row(c, s, direct=target == BATCH) for c, s in passes)
@@ -143,15 +143,14 @@ class Dispatcher:
             last=first_step.last,
         )
 
-    def _alike(self, chains: Iterable[Chain]) -> list[Chain]:
+    def _alike(self, chains: list[Chain], steps: dict[Chain, Pass]) -> Iterator[Chain]:
         """Chains whose pass is of the same kind as that of the first (`Differentiate.last` speaks for all rows)."""
-        chains = list(chains)
-        kind = self._kind(chains[0])
-        return [c for c in chains if self._kind(c) == kind]
-
-    def _kind(self, chain: Chain) -> tuple[bool, bool]:
-        step = self._require(chain)
-        return step.last, step.forward_only
+        first = steps[chains[0]]
+        for chain in chains[1:]:
+            step = self._require(chain)
+            if (step.last, step.forward_only) == (first.last, first.forward_only):
+                steps[chain] = step
+                yield chain
 
     def _require(self, chain: Chain) -> Pass:
         step = self._planner.next_pass(chain)

@@ -1,0 +1,1 @@
+"""Prediction: the release model in closed form, and replay of traces through the schedule on a virtual clock."""

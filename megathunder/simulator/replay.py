@@ -1,0 +1,105 @@
+"""Discrete-event replay of a trace through the same schedule objects that run live, on a virtual clock.
+
+    next instant = the earliest of (next rollout event, next end of an item); deliver all of it; give free cells work
+
+one_step_off is replayed in its steady state: the learner works on a batch that has already ended while the next is sampled,
+so a step takes max(rollout, learner) + suffix. Called by sweep.py, balance.py and tools/simulate.py.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from megathunder.config.root import Config
+from megathunder.schedule.scheduler import ScheduleReport, UpdateScheduler
+from megathunder.simulator.costs import CostModel
+from megathunder.simulator.traces import UpdateTrace, rollout_events
+from megathunder.types import Differentiate, Done, Event, Fold, WorkStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkSpan:
+    """A cell worked from `start_s` to `end_s`."""
+
+    cell: int
+    start_s: float
+    end_s: float
+    kind: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayResult:
+    """One simulated update. `rollout_s` is the last reward or score, `tail_s` the learner time after it."""
+
+    schedule: str
+    rollout_s: float
+    tail_s: float
+    suffix_s: float
+    learner_s: float
+    """Busy seconds, summed over cells."""
+    spans: tuple[WorkSpan, ...]
+    report: ScheduleReport
+
+    @property
+    def step_wall_s(self) -> float:
+        return self.rollout_s + self.tail_s + self.suffix_s
+
+
+def replay(config: Config, trace: UpdateTrace, costs: CostModel, cells: int = 1) -> ReplayResult:
+    """Simulate one update of `trace` under `config.schedule`."""
+    events = rollout_events(trace)
+    ahead = config.schedule == "one_step_off"
+    times = [0.0 if ahead else event.at_s for event in events]
+    machine = _Machine(config, trace, costs, cells)
+    finish = machine.run(events, times)
+    rollout_s = trace.rollout_s
+    return ReplayResult(
+        schedule=config.schedule,
+        rollout_s=rollout_s,
+        tail_s=max(finish - rollout_s, 0.0),
+        suffix_s=trace.suffix_s,
+        learner_s=sum(s.end_s - s.start_s for s in machine.spans),
+        spans=tuple(machine.spans),
+        report=machine.scheduler.report,
+    )
+
+
+class _Machine:
+    """Cells on a virtual clock."""
+
+    def __init__(self, config: Config, trace: UpdateTrace, costs: CostModel, cells: int) -> None:
+        self.scheduler = UpdateScheduler(config, 0, 0, trace.group_sizes, cells)
+        self.spans: list[WorkSpan] = []
+        self._costs, self._release = costs, config.streaming.release
+        self._free = set(range(cells))
+        self._running: list[tuple[float, int, Differentiate | Fold]] = []
+
+    def run(self, events: list[Event], times: list[float]) -> float:
+        """Deliver `events` at `times`; the instant of the last end of work."""
+        position, now = 0, 0.0
+        while position < len(events) or self._running:
+            now = min([*times[position : position + 1], *(r[0] for r in self._running[:1])])
+            while position < len(events) and times[position] <= now:
+                self.scheduler.on_event(events[position], now)
+                position += 1
+            while self._running and self._running[0][0] <= now:
+                end, cell, command = heapq.heappop(self._running)
+                self._free.add(cell)
+                done = Done(item=command.item, cell=cell, started_s=end, ended_s=end, stats=WorkStats())
+                self.scheduler.on_done(done, now)
+            for cell in sorted(self._free):
+                self._start(cell, now)
+        assert self.scheduler.finished, "every event is delivered and every item done"
+        return max((s.end_s for s in self.spans), default=0.0)
+
+    def _start(self, cell: int, now: float) -> None:
+        command = self.scheduler.next_work(cell, now)
+        if command is None:
+            return
+        end = now + self._costs.seconds(command, self._release)
+        self._free.discard(cell)
+        heapq.heappush(self._running, (end, cell, command))
+        kind, rows = (command.target.kind, len(command.rows)) if isinstance(command, Differentiate) else ("fold", 0)
+        self.spans.append(WorkSpan(cell=cell, start_s=now, end_s=end, kind=kind, rows=rows))
