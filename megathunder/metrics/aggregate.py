@@ -177,7 +177,7 @@ class UpdateTally:
             self._turns_unscored[event.id, event.turn] = event.segments[-1].logprobs
         elif isinstance(event, TurnScored):
             sampled = self._turns_unscored.pop((event.id, event.turn), ())
-            gaps = (p - q for p, q in zip(sampled, event.teacher_logprobs, strict=True))
+            gaps = (p - q for p, q in zip(sampled, event.teacher_logprobs, strict=False))
             self._teacher_kl += Summary.of(gaps)
 
     def work(self, command: Command, done: Done) -> None:
