@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from megathunder.config.model_shape import ModelShape
 from megathunder.metrics.flops import Flops, row_flops, utilisation
+from megathunder.metrics.memory import GpuUse
 from megathunder.metrics.row import MetricsRow
 from megathunder.types import (
     Command,
@@ -133,6 +134,7 @@ class Outcome:
     """Tokens the learner computed for degenerate groups and dropped contributions."""
     success_heldout: float | None = None
     host_memory_bytes: int = 0
+    gpu: GpuUse | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -254,6 +256,8 @@ class UpdateTally:
             publication_bytes=self._publication.payload_bytes,
             accumulator_bytes_peak=max(work.accumulator_bytes, step.accumulator_bytes),
             host_memory_bytes=outcome.host_memory_bytes,
+            gpu_memory_bytes=outcome.gpu.memory_bytes if outcome.gpu else None,
+            gpu_utilisation=outcome.gpu.utilisation if outcome.gpu else None,
         )
 
 

@@ -86,6 +86,8 @@ class MetricsRow(msgspec.Struct, frozen=True, kw_only=True):
     publication_bytes: Annotated[int, _is("Bytes sent to the servers.")]
     accumulator_bytes_peak: Annotated[int, _is("Most bytes of accumulators one cell held at once.")]
     host_memory_bytes: Annotated[int, _is("Resident memory of the run's processes on this host at the row's end.")]
+    gpu_memory_bytes: Annotated[int | None, _is("Memory in use on this host's fullest GPU; None: no GPU.")] = None
+    gpu_utilisation: Annotated[float | None, _is("Mean share of time in which this host's GPUs ran kernels.")] = None
 
 
 def definitions() -> dict[str, str]:

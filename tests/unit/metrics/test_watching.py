@@ -15,7 +15,7 @@ from megathunder.config import Config
 from megathunder.config.model_shape import ModelShape
 from megathunder.metrics.console import Console, Progress, draw, line
 from megathunder.metrics.folder import start_run
-from megathunder.metrics.memory import host_memory_bytes
+from megathunder.metrics.memory import GpuUse, gpu_use, host_memory_bytes
 from megathunder.metrics.monitor import open_monitor
 from megathunder.metrics.plan import make_plan, plan_lines, plan_table
 from megathunder.metrics.row import read_rows
@@ -218,3 +218,24 @@ def test_a_resumed_run_continues_its_own_wandb_history(tmp_path: Path) -> None:
 
 def test_host_memory_is_that_of_the_process_and_its_children() -> None:
     assert host_memory_bytes() > 10_000_000
+
+
+def test_the_fullest_gpu_is_reported_and_none_without_a_driver() -> None:
+    used, busy = (10, 30), (50, 100)
+    driver = types.ModuleType("pynvml")
+    driver.__dict__.update(
+        NVMLError=Unreachable,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetMemoryInfo=lambda index: types.SimpleNamespace(used=used[index], total=80),
+        nvmlDeviceGetUtilizationRates=lambda index: types.SimpleNamespace(gpu=busy[index]),
+    )
+    assert gpu_use(driver) == GpuUse(memory_bytes=30, limit_bytes=80, utilisation=0.75)
+
+    def no_driver() -> None:
+        raise Unreachable("NVML Shared Library Not Found")
+
+    driver.__dict__["nvmlInit"] = no_driver
+    assert gpu_use(driver) is None
