@@ -21,7 +21,10 @@ def draw_curves(rows: Sequence[MetricsRow]) -> str:
         for axes, panel in zip(figure.subplots(2, 3).flat, panels, strict=True):
             style.clean(axes)
             panel(axes, rows)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            for line in axes.lines if len(rows) < 4 else ():
+                line.set_marker("o")
+            axes.set_xlim(rows[0].update - 0.6, rows[-1].update + 0.6)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
             axes.set_xlabel("update")
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None})

@@ -62,7 +62,7 @@ def draw_timeline(spans: Sequence[Span], path: Path, *, updates: int = 4, title:
         _draw_rollouts(axes, inside, window)
         _draw_learner(axes, inside, window)
         _draw_phases(axes, window)
-        _finish(axes, window, title)
+        _finish(axes, window, title, kinds={span.name for span in inside})
         figure.savefig(path, format="png")
     return True
 
@@ -148,7 +148,7 @@ def _draw_phases(axes: Axes, window: Window) -> None:
             axes.text(left, 1.025, f"tail {right - left:.2f} s ", fontsize=8, color=style.BAD, ha="right")
 
 
-def _finish(axes: Axes, window: Window, title: str) -> None:
+def _finish(axes: Axes, window: Window, title: str, kinds: set[str]) -> None:
     axes.axhline(0, color=style.INK, linewidth=1.2)
     axes.set_xlim(0, window.end_s - window.start_s)
     axes.set_ylim(-DEPTH - 0.02, 1.1)
@@ -160,6 +160,7 @@ def _finish(axes: Axes, window: Window, title: str) -> None:
     named = {
         "turn": style.ROLLOUT,
         "waiting for a tool": style.ROLLOUT_LIGHT,
+        **({"teacher's score": style.GOOD} if "score" in kinds else {}),
         "forward and backward": style.LEARNER,
         "fold": style.LEARNER_LIGHT,
         "step": style.TAIL,
@@ -168,6 +169,6 @@ def _finish(axes: Axes, window: Window, title: str) -> None:
     handles = [Patch(facecolor=colour, label=name) for name, colour in named.items()]
     handles.append(Patch(facecolor="white", edgecolor=style.FAINT, hatch="////", linewidth=0, label="idle"))
     axes.legend(
-        handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=7, frameon=False, fontsize=8,
+        handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=8, frameon=False, fontsize=8,
         handlelength=1.2, columnspacing=1.4,
     )  # fmt: skip

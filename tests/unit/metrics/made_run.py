@@ -81,7 +81,7 @@ def made_run(parent: Path, *, updates: int = 24, cells: int = 2, sync: bool = Fa
     recorder = tracing.Recorder(folder.events)
     recorder.write(tracing.RUN_LANE, "start", 0.0, 0.0)
     at_s = 100.0
-    for update in range(updates - 4, updates):
+    for update in range(max(0, updates - 4), updates):
         at_s = _write_update(recorder, update, at_s, cells, sync)
     recorder.close()
     return folder

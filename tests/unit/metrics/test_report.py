@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
+import warnings
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -54,6 +56,13 @@ def test_the_report_is_one_file_with_curves_timeline_and_tables(tmp_path: Path) 
     assert width > 2 * height
 
 
+def test_a_run_of_one_update_has_a_report_without_warnings(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        text = build_report(made_run(tmp_path, updates=1, cells=1)).read_text()
+    assert "All 2,656 sampled tokens of 1 updates" in text
+
+
 def test_a_run_without_events_still_has_a_report(tmp_path: Path) -> None:
     folder = made_run(tmp_path, updates=5)
     folder.events.unlink()
@@ -69,8 +78,6 @@ def test_the_certificate_is_refused_for_a_single_stale_token() -> None:
 
 
 def test_settings_are_escaped_and_keys_are_not_shown() -> None:
-    import dataclasses
-
     config = Config()
     config = dataclasses.replace(
         config,
