@@ -24,6 +24,7 @@ LAWS = (
     machine.the_run_folder_is_free,
     models.models_are_there_and_agree,
     machine.the_sandbox_is_installed,
+    machine.wandb_is_installed,
     machine.cores_exist,
     machine.devices_exist,
     machine.servers_are_not_open_to_the_network,

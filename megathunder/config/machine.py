@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 
 from megathunder.config.root import Config
@@ -19,6 +20,15 @@ def the_sandbox_is_installed(config: Config) -> None:
             "sandbox.backend = 'bubblewrap', and no `bwrap` on PATH",
             expected="bubblewrap; commands of a policy never run on the bare host",
             remedy="bash tools/setup.sh, or apt-get install bubblewrap",
+        )
+
+
+def wandb_is_installed(config: Config) -> None:
+    if config.metrics.wandb != "off" and find_spec("wandb") is None:
+        raise ConfigError(
+            f"metrics.wandb = {config.metrics.wandb!r}, and the package wandb is not installed",
+            expected="wandb",
+            remedy="pip install wandb, or set metrics.wandb = 'off'",
         )
 
 

@@ -75,6 +75,7 @@ def layout_fits(config: Config, ranks: int) -> None:
         ("tensor_parallel", learner.tensor_parallel, "attention heads", shape.heads),
         ("tensor_parallel", learner.tensor_parallel, "key-value heads", shape.kv_heads),
         ("pipeline_parallel", learner.pipeline_parallel, "layers", shape.layers),
+        ("virtual_pipeline", learner.virtual_pipeline, "layers a stage", shape.layers // learner.pipeline_parallel),
         ("expert_parallel", learner.expert_parallel, "experts", shape.experts or 1),
     )
     for name, ways, what, count in divisions:
@@ -92,6 +93,14 @@ def layout_fits(config: Config, ranks: int) -> None:
             f"{learner.pipeline_parallel} x {learner.context_parallel} = {cell}",
             expected=f"a multiple of {cell} ranks",
             remedy=f"torchrun --nproc-per-node {cell * max(1, round(ranks / cell))} ..., or a smaller layout",
+        )
+    experts = (learner.expert_tensor_parallel or learner.tensor_parallel) * learner.expert_parallel
+    if ranks % (experts * learner.pipeline_parallel):
+        raise ConfigError(
+            f"{ranks} learner rank(s), expert tensor x expert x pipeline parallel = "
+            f"{experts // learner.expert_parallel} x {learner.expert_parallel} x {learner.pipeline_parallel}",
+            expected=f"a multiple of {experts * learner.pipeline_parallel} ranks",
+            remedy=f"torchrun --nproc-per-node {experts * learner.pipeline_parallel} ..., or a smaller layout",
         )
     if learner.sequence_parallel and learner.tensor_parallel == 1:
         raise ConfigError(

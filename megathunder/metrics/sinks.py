@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Protocol
@@ -17,7 +16,6 @@ import msgspec
 
 from megathunder.config import Config
 from megathunder.config.toml import to_toml
-from megathunder.errors import ConfigError
 from megathunder.metrics.folder import RunFolder, write_atomically
 from megathunder.metrics.row import MetricsRow, encode_row
 
@@ -85,23 +83,13 @@ class WandbSink:
 
 
 def open_sinks(config: Config, folder: RunFolder) -> list[Sink]:
-    """The sinks of a run. Raises ConfigError where W&B is asked for and not installed."""
+    """The sinks of a run; that W&B is installed where it is asked for has been checked."""
     sinks: list[Sink] = [JsonlSink(folder.metrics)]
     if config.metrics.wandb != "off":
-        require_wandb(config)
         import wandb
 
         sinks.append(WandbSink(config, folder, wandb))
     return sinks
-
-
-def require_wandb(config: Config) -> None:
-    if config.metrics.wandb != "off" and find_spec("wandb") is None:
-        raise ConfigError(
-            f"metrics.wandb = {config.metrics.wandb!r}, and the package wandb is not installed",
-            expected="wandb",
-            remedy="pip install wandb, or set metrics.wandb = 'off'",
-        )
 
 
 def _kept_id(path: Path) -> str:

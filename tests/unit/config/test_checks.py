@@ -43,6 +43,8 @@ REFUSED: list[tuple[dict[str, object], str, str]] = [
     ({"learner__tensor_parallel": 4}, "2 key-value heads", "1, 2"),
     ({"learner__pipeline_parallel": 3}, "4 layers", "1, 2, 4"),
     ({"learner__expert_parallel": 2}, "1 experts", "expert_parallel"),
+    ({"learner__virtual_pipeline": 3}, "4 layers a stage", "1, 2, 4"),
+    ({"learner__expert_tensor_parallel": 2}, "2 x 1 x 1", "--nproc-per-node 2"),
     ({"learner__tensor_parallel": 2}, "1 learner rank(s)", "--nproc-per-node 2"),
     ({"learner__sequence_parallel": True}, "tensor_parallel = 1", "sequence_parallel = false"),
     ({"rollout__cpu_cores": (4096,)}, "[4096]", "cpu_cores = []"),
@@ -96,6 +98,14 @@ def test_no_bubblewrap_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match="bwrap") as refused:
         check(legal(tmp_path), ranks=1)
     assert "apt-get install bubblewrap" in refused.value.remedy
+
+
+def test_wandb_that_is_not_installed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megathunder.config.machine.find_spec", lambda name: None)
+    check(legal(tmp_path), ranks=1)
+    with pytest.raises(ConfigError, match="wandb is not installed") as refused:
+        check(change(legal(tmp_path), metrics__wandb="offline"), ranks=1)
+    assert "pip install wandb" in refused.value.remedy
 
 
 def test_a_folder_that_holds_a_run_is_refused_until_told_what_to_do(tmp_path: Path) -> None:
