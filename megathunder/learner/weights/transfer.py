@@ -22,7 +22,8 @@ from megathunder.learner.families.rules import Kind
 from megathunder.learner.model import ModelBundle
 from megathunder.learner.weights import layouts
 from megathunder.learner.weights.hf_files import HfReader, HfWriter, copy_description
-from megathunder.learner.weights.naming import Named, local_tensors, resolve, unnamed
+from megathunder.learner.weights.local import local_tensors
+from megathunder.learner.weights.names import Named, refuse_unnamed, resolve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +40,7 @@ class _Holding:
 def import_weights(bundle: ModelBundle, folder: str | Path) -> None:
     """Fill this rank's stages from `folder`. Raises ConfigError for a missing or misshapen tensor."""
     reader, dims = HfReader(Path(folder)), _dimensions(bundle)
-    if extra := unnamed(bundle.family, reader.names, bundle.transformer_config.num_layers):
-        raise ConfigError(
-            f"{folder} has {len(extra)} tensors that no rule names, the first {extra[0]}",
-            expected=f"only tensors of {bundle.family.architecture}",
-            remedy="check config.json's architecture, or add a rule to megathunder/learner/families/",
-        )
+    refuse_unnamed(bundle.family, Path(folder), reader.names, bundle.transformer_config.num_layers)
     for named, tensor in local_tensors(bundle):
         full = layouts.merge(named.kind, [reader.read(name) for name in named.hf], dims)
         piece = layouts.shard(named.kind, full, *_part(bundle, named))

@@ -1,0 +1,45 @@
+"""The parameters that this rank holds, under the names they have in the whole model.
+
+local    decoder.layers.0.mlp.experts.local_experts.1.linear_fc1.weight     (stage 1 of 2, expert rank 1 of 2)
+whole    decoder.layers.2.mlp.experts.local_experts.3.linear_fc1.weight
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megatron.core.models.gpt.gpt_model import GPTModel
+from torch import Tensor
+
+from megathunder.learner.model import ModelBundle
+from megathunder.learner.weights.names import EMBEDDING, EXPERT, LAYER, OUTPUT, Named, resolve
+
+
+def local_tensors(bundle: ModelBundle, *, buffers: bool = True) -> Iterator[tuple[Named, Tensor]]:
+    """This rank's parameters (and the router's bias, a buffer) with their global names, stage by stage.
+
+    A tied output layer of the last pipeline stage comes under the embedding's name.
+    """
+    for stage in bundle.stages:
+        for local, tensor in _stage_tensors(stage, buffers):
+            name = global_name(stage, local, bundle)
+            if name == OUTPUT and bundle.tied:
+                name = EMBEDDING
+            yield resolve(bundle.family, name), tensor
+
+
+def _stage_tensors(stage: GPTModel, buffers: bool) -> Iterator[tuple[str, Tensor]]:
+    yield from stage.named_parameters()
+    if buffers:
+        yield from ((n, b) for n, b in stage.named_buffers() if n.endswith("router.expert_bias"))
+
+
+def global_name(stage: GPTModel, local: str, bundle: ModelBundle) -> str:
+    """Layer and expert numbers counted over the whole model."""
+    layer = LAYER.search(local)
+    if layer is None:
+        return local
+    number = stage.decoder.layers[int(layer[0])].layer_number - 1
+    per_rank = (bundle.transformer_config.num_moe_experts or 0) // bundle.layout.expert
+    first = bundle.layout.expert_rank * per_rank
+    return EXPERT.sub(lambda m: str(first + int(m[0])), LAYER.sub(str(number), local))
