@@ -277,7 +277,8 @@ def card(recipe: Recipe, model: Qwen3ForCausalLM, results: dict[str, dict[str, d
             lines.append(f"| {name}, {temperature} | {' | '.join(f'{by_kind[k]:.2f}' for k in kinds)} |")
     settings = {name: getattr(recipe, name) for name in Recipe.__dataclass_fields__}
     parameters = sum(p.numel() for p in model.parameters())
-    return CARD.format(**settings, parameters=parameters, vocabulary=model.config.vocab_size, table="\n".join(lines))
+    table = "\n".join(lines)
+    return CARD.format(**settings, parameters=parameters, vocabulary=model.config.vocab_size, table=table)
 
 
 def main(recipe: Recipe) -> None:

@@ -35,7 +35,7 @@ ENVIRONMENT = (
 )
 CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL", "CAP_DAC_OVERRIDE")
 SCRATCH_MB, SHARED_MEMORY_MB = 16, 4  # sizes of /tmp and /dev/shm
-UIDS_PER_PROCESS = 512
+UIDS_PER_PROCESS = 4096
 PASSWD = "root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:{uid}:{uid}:agent:/work:/bin/bash\n"
 GROUP = "root:x:0:\nagent:x:{uid}:\n"
 

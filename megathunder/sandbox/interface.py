@@ -33,6 +33,11 @@ class ExecResult:
     def timed_out(self) -> bool:
         return self.fault == "timeout"
 
+    @property
+    def text(self) -> str:
+        """What to show the policy: the output, and the limit that ended the command if one did."""
+        return f"{self.output}stopped: {self.fault}\n" if self.fault else self.output
+
 
 class Sandbox(Protocol):
     """One isolated work folder in which commands run one after the other."""

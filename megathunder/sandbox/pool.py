@@ -14,7 +14,8 @@ import os
 from collections.abc import Iterable
 
 from megathunder.config.sandbox import SandboxConfig
-from megathunder.errors import InfrastructureFailure
+from megathunder.errors import ConfigError, InfrastructureFailure
+from megathunder.sandbox.bubblewrap import UIDS_PER_PROCESS
 from megathunder.sandbox.interface import ExecResult
 from megathunder.sandbox.local import LocalSandbox
 from megathunder.sandbox.probe import probe
@@ -55,12 +56,19 @@ class SandboxPool:
     """The sandboxes of one process. Use from one event loop."""
 
     def __init__(self, config: SandboxConfig) -> None:
+        slots = 2 * config.max_open + config.warm + 2
+        if slots > UIDS_PER_PROCESS:
+            raise ConfigError(
+                f"sandbox.max_open is {config.max_open} and sandbox.warm {config.warm}",
+                expected=f"2 max_open + warm + 2 to be at most {UIDS_PER_PROCESS}, the uids of one process",
+                remedy="lower sandbox.max_open",
+            )
         self._config = config
         self.running = asyncio.Semaphore(config.max_running)
         self._places = asyncio.Semaphore(config.max_open)
         self._idle: list[LocalSandbox] = []
         self._lent: set[LocalSandbox] = set()
-        self._free_slots = list(range(2 * config.max_open + config.warm + 1, -1, -1))
+        self._free_slots = list(reversed(range(slots)))
         self._warming: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -95,8 +103,11 @@ class SandboxPool:
                 self._idle.append(sandbox)
             else:
                 await self._end(sandbox)
-        except (InfrastructureFailure, asyncio.CancelledError):
+        except InfrastructureFailure:
             await self._end(sandbox)
+        except asyncio.CancelledError:
+            await self._end(sandbox)
+            raise
         finally:
             self._places.release()
 
@@ -141,8 +152,10 @@ class SandboxPool:
         self._lent.discard(sandbox)
         if sandbox in self._idle:
             self._idle.remove(sandbox)
-        await sandbox.close()
-        self._free_slots.insert(0, sandbox.slot)
+        try:
+            await sandbox.close()
+        finally:
+            self._free_slots.insert(0, sandbox.slot)  # used again last, when its uid is surely free
 
     def _refill(self) -> None:
         if len(self._idle) < self._config.warm and not self._closed and (self._warming is None or self._warming.done()):

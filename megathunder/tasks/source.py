@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
-from itertools import count, islice
+from itertools import count
 from typing import Literal, Protocol
 
 from megathunder.config.tasks import TasksConfig
@@ -21,7 +21,7 @@ from megathunder.tasks.task import Task
 from megathunder.types import Wire
 
 HELDOUT_SEED = 2**31
-SEARCH_FACTOR = 50  # candidates tried per task wanted, before the space of contents counts as exhausted
+EXHAUSTED_AFTER = 4000  # candidates in a row without a new task
 
 
 class SourceState(Wire):
@@ -54,11 +54,13 @@ def split(task: Task) -> Literal["train", "heldout"]:
 def distinct(candidates: Iterator[Task], side: Literal["train", "heldout"], n: int) -> list[Task]:
     """The first n candidates of one side of the split with pairwise different contents."""
     found: dict[str, Task] = {}
-    for task in islice(candidates, SEARCH_FACTOR * n + 1000):
-        if len(found) == n:
-            break
-        if split(task) == side:
-            found.setdefault(task.content_key, task)
+    misses = 0
+    while len(found) < n and misses < EXHAUSTED_AFTER:
+        task = next(candidates)
+        misses += 1
+        if split(task) == side and task.content_key not in found:
+            found[task.content_key] = task
+            misses = 0
     if len(found) < n:
         raise ConfigError(
             f"the chosen kinds give only {len(found)} distinct {side} tasks, and {n} were asked for",

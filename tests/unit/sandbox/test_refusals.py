@@ -8,8 +8,8 @@ import time
 import pytest
 
 from megathunder.config.sandbox import SandboxConfig
-from megathunder.errors import IsolationError
-from megathunder.sandbox import SandboxPool
+from megathunder.errors import ConfigError, IsolationError
+from megathunder.sandbox import ExecResult, SandboxPool
 from megathunder.sandbox.local import joined
 from megathunder.sandbox.probe import judge
 
@@ -60,6 +60,17 @@ def test_every_hole_is_named(line: str, instead: str, complaint: str) -> None:
 
 def test_missing_answers_count_as_holes() -> None:
     assert len(judge("", SandboxConfig(), 5000)) >= 10
+
+
+def test_more_sandboxes_than_uids_are_refused() -> None:
+    with pytest.raises(ConfigError, match="max_open is 4000"):
+        SandboxPool(SandboxConfig(max_open=4000))
+
+
+def test_a_command_that_a_limit_ended_says_so_to_the_policy() -> None:
+    result = ExecResult(output="busy\n", exit_status=137, wall_s=1.0, cpu_s=0.0, fault="timeout")
+    assert result.text == "busy\nstopped: timeout\n" and result.timed_out
+    assert ExecResult(output="ok\n", exit_status=0, wall_s=0.0, cpu_s=0.0).text == "ok\n"
 
 
 def test_dropped_bytes_are_counted_between_head_and_tail() -> None:
