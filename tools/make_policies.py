@@ -263,7 +263,7 @@ Success on {evaluation_tasks} held-out tasks (disjoint in content from every tra
 
 {table}
 
-Made by `python tools/make_policies.py --seed {seed}` on one CPU core from generated data only; no other data or weights.
+Made by `python tools/make_policies.py --seed {seed}` on one CPU core, from generated data only.
 License: that of the repository.
 """
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import ConfigError, InfrastructureFailure
@@ -130,7 +131,8 @@ class SandboxPool:
             try:
                 owner = os.stat(f"/proc/{pid}").st_uid
                 if owner in uids:
-                    found.append(f"pid {pid} of uid {owner}: {open(f'/proc/{pid}/comm').read().strip()}")
+                    name = Path(f"/proc/{pid}/comm").read_text().strip()
+                    found.append(f"pid {pid} of uid {owner}: {name}")
             except OSError:
                 continue  # ended meanwhile
         return found

@@ -18,18 +18,20 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from megathunder.tasks.task import ExactAnswer, Grading, ProgramCheck, Task, TaskFile
 
 KINDS = ("read", "count", "sum", "chase", "find", "job", "fix")
-NAMES = tuple(
-    "kiwi plum fig lime pear date nut corn bean rice leek kale beet okra mint sage "
-    "salt milk tea soup cake pie jam oat rye yam pea dill egg ham fish tofu".split()
-)
-WORDS = tuple(
-    "moon star lake wind fire rock tree bird wolf deer frog crab "
-    "bell drum ship road hill sand snow gold iron lamp door".split()
-)
+NAMES = (
+    "kiwi", "plum", "fig", "lime", "pear", "date", "nut", "corn", "bean", "rice", "leek", "kale", "beet", "okra",
+    "mint", "sage", "salt", "milk", "tea", "soup", "cake", "pie", "jam", "oat", "rye", "yam", "pea", "dill", "egg",
+    "ham", "fish", "tofu",
+)  # fmt: skip
+WORDS = (
+    "moon", "star", "lake", "wind", "fire", "rock", "tree", "bird", "wolf", "deer", "frog", "crab", "bell", "drum",
+    "ship", "road", "hill", "sand", "snow", "gold", "iron", "lamp", "door",
+)  # fmt: skip
 FILES = 5  # in the work folder of a task
 FIX_INPUTS = (4, 58, 407)  # what a fixed program is tried on
 JOB_TOOL = TaskFile(
@@ -115,7 +117,7 @@ def chase(draw: Draw) -> Built:
     names, length = draw.names, draw.rng.randint(1, min(4, draw.max_turns - 1))
     contents = draw.numbers()
     answer = contents[names[length - 1]]
-    contents |= {here: f"go {there}" for here, there in zip(names[: length - 1], names[1:length], strict=True)}
+    contents |= {here: f"go {there}" for here, there in pairwise(names[:length])}
     return f"follow the links from {names[0]}", written(contents), ExactAnswer(answer=answer)
 
 

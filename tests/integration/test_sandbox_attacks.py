@@ -68,7 +68,7 @@ def test_no_connection_reaches_the_host_or_the_network() -> None:
     unix = f"socket(S, 1, 1, 0) or die; print connect(S, pack('S a*', 1, qq(\\0{name}))) ? 'OPEN' : 'no'"
     result = attack(
         f"for at in tcp/127.0.0.1/{port} tcp/192.0.2.1/80 udp/192.0.2.1/53; do"
-        f"  (exec 3<>/dev/$at && echo hello >&3 && echo OPEN $at); done 2>/dev/null; perl -e \"{unix}\""
+        f'  (exec 3<>/dev/$at && echo hello >&3 && echo OPEN $at); done 2>/dev/null; perl -e "{unix}"'
     )
     listener.close()
     abstract.close()

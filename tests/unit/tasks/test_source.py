@@ -63,4 +63,3 @@ def test_unknown_kind_and_impossible_size_are_refused() -> None:
         build_source(TasksConfig(kinds=("read", "juggle")))
     with pytest.raises(ConfigError, match="distinct train tasks"):
         build_source(TasksConfig(kinds=("find",), size=5000))
-
