@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node N tools/train.py ...
       rank 0..N-1   Learner + worker loop                         (this module: `run_rank`)
-      coordinator   servers, agents, sandboxes, ledger, schedule  (child of rank 0: `python -m megathunder.coordinator`)
+      coordinator   servers, agents, sandboxes, ledger, schedule  (child of rank 0: `python -m megathunder.coordinator.process`)
 
 Whoever ends takes the others along: the coordinator dies with rank 0 (parent-death signal), rank 0 stops when the
 coordinator has ended, torchrun ends the remaining ranks. Servers and sandboxes die with the coordinator.
@@ -10,6 +10,7 @@ coordinator has ended, torchrun ends the remaining ranks. Servers and sandboxes 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import signal
@@ -18,11 +19,17 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from megathunder.config import Config
 from megathunder.errors import InfrastructureFailure
-from megathunder.publish.publisher import Publisher
-from megathunder.types import Differentiate, Fold, Hello, Publish, SaveCheckpoint, TakeStep
+from megathunder.types import Differentiate, Fold, Hello, Publish, TakeStep
+
+if TYPE_CHECKING:
+    from megathunder.learner.link import Endpoint
+
+STOP_S = 45.0
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +55,10 @@ class CoordinatorProcess:
         self.token = secrets.token_hex(16)
         read_end, write_end = os.pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "megathunder.coordinator", str(config_file), str(cells), str(write_end)],
+            [sys.executable, "-m", "megathunder.coordinator.process", str(config_file), str(cells), str(write_end)],
             env={**os.environ, "MEGATHUNDER_TOKEN": self.token},
             pass_fds=(write_end,),
+            preexec_fn=_die_with_parent,
         )
         os.close(write_end)
         with os.fdopen(read_end) as pipe:
@@ -61,8 +69,8 @@ class CoordinatorProcess:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def stop(self, timeout_s: float = 30.0) -> int:
-        """Wait for the end, asking for it after the learner has none left to give; the exit status."""
+    def stop(self, timeout_s: float) -> int:
+        """Wait for it to end by itself, kill it after `timeout_s`; the exit status."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -76,53 +84,87 @@ class CoordinatorProcess:
 
 def run_rank(config: Config, folder: Path) -> int:
     """One learner rank from start to end; returns the exit status."""
-    from megathunder.learner.link import (
-        CellLink,
-        Endpoint,
-        LeaderLink,
-    )  # torch is imported after the checks have passed
-    from megathunder.learner.parallel import initialise
-    from megathunder.learner.worker import serve
-
     ranks = Ranks.from_environment()
-    _pin(config.learner.cpu_cores, ranks)
     cells = ranks.world // _ranks_of_a_cell(config)
     coordinator = CoordinatorProcess(folder / "config.toml", cells) if ranks.rank == 0 else None
     if coordinator:
-        signal.signal(signal.SIGTERM, lambda signum, _: coordinator.forward(signum))
-    layout = initialise(config.learner)
-    endpoint = _share_endpoint(coordinator, ranks, Endpoint)
-    learner = _build_learner(config, layout)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, lambda number, _: coordinator.forward(number))
+    try:
+        _learn(config, coordinator)
+    except InfrastructureFailure as error:  # the coordinator is gone, or never came
+        print(f"rank {ranks.rank}: {error}", file=sys.stderr)
+        return (coordinator.stop(STOP_S) if coordinator else 0) or 1
+    except BaseException:
+        if coordinator:
+            coordinator.forward(signal.SIGTERM)
+            coordinator.stop(STOP_S)
+        raise
+    return coordinator.stop(STOP_S) if coordinator else 0
+
+
+def _die_with_parent() -> None:
+    """In the child: the kernel sends SIGTERM when rank 0 dies, however it dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _learn(config: Config, coordinator: CoordinatorProcess | None) -> None:
+    """Join the job, build this rank's learner and serve the coordinator until it says Shutdown."""
+    from megathunder.learner.learner import Learner  # torch and Megatron are imported after the checks have passed
+    from megathunder.learner.link import CellLink, LeaderLink
+    from megathunder.learner.parallel import initialize, shutdown
+    from megathunder.learner.worker import serve
+    from megathunder.publish.publisher import Publisher
+
+    layout = initialize(config.learner, seed=config.run.seed)
+    endpoint = _share_endpoint(coordinator)
+    learner = Learner(config, layout)
+    publisher = Publisher(
+        config.publish,
+        export_weights=learner.export_weights,
+        rank=layout.rank,
+        backend="nccl" if layout.device.type == "cuda" else "gloo",
+        host=socket.gethostname(),
+        api_key=config.rollout.api_key,
+    )
     leader = None
-    if layout.is_cell_leader:
+    if layout.leads_cell:
         hello = Hello(
             cell=layout.cell,
-            ranks=layout.cell_ranks,
+            ranks=len(layout.cell_ranks),
             token=endpoint.token,
             host=socket.gethostname(),
             local_parameters=learner.local_parameters,
         )
         leader = LeaderLink(endpoint, hello, coordinator.alive if coordinator else lambda: True)
-    publisher = Publisher(
-        config.publish,
-        export_weights=learner.export_weights,
-        rank=ranks.rank,
-        backend="nccl" if layout.device.type == "cuda" else "gloo",
-        host=socket.gethostname(),
-        api_key=config.rollout.api_key,
-    )
+    link = CellLink(leader, layout.cell_group, layout.cell_leader)
     handlers = {
         Differentiate: learner.differentiate,
         Fold: learner.fold,
         TakeStep: learner.take_step,
         Publish: publisher.publish,
-        SaveCheckpoint: learner.save_checkpoint,
     }
-    link = CellLink(leader, layout.cell_group, layout.cell_leader_rank)
-    try:
-        serve(link, layout.cell, handlers)
-    except InfrastructureFailure as error:
-        print(f"rank {ranks.rank}: {error}", file=sys.stderr)
-        return coordinator.stop(5.0) or 1 if coordinator else 1
+    serve(link, layout.cell, handlers)
     link.close()
-    return coordinator.stop() if coordinator else 0
+    shutdown()
+
+
+def _share_endpoint(coordinator: CoordinatorProcess | None) -> Endpoint:
+    """Rank 0 knows where the coordinator listens and tells the other ranks."""
+    import torch.distributed as dist
+
+    from megathunder.learner.link import Endpoint
+
+    known = [(coordinator.address, coordinator.token) if coordinator else None]
+    if dist.get_world_size() > 1:
+        dist.broadcast_object_list(known, 0)  # among this job's own ranks
+    address, token = known[0]
+    return Endpoint(address=address, token=token)
+
+
+def _ranks_of_a_cell(config: Config) -> int:
+    """Ranks whose forward passes are coupled by collectives; experts may tie several replicas together."""
+    learner = config.learner
+    coupled = learner.tensor_parallel * learner.pipeline_parallel * learner.context_parallel
+    expert_tensor = learner.expert_tensor_parallel or learner.tensor_parallel
+    return max(coupled, learner.expert_parallel * expert_tensor * learner.pipeline_parallel)

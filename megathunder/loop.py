@@ -15,11 +15,10 @@ for them to end, so that no trajectory ever holds tokens of two versions.
 
 from __future__ import annotations
 
-import asyncio
 import time
 
-from megathunder.coordinator import Coordinator, Rollouts
-from megathunder.errors import InfrastructureFailure
+from megathunder.coordinator.coordinator import Coordinator
+from megathunder.coordinator.rollouts import Rollouts
 from megathunder.schedule.scheduler import UpdateScheduler
 from megathunder.types import Done
 
@@ -35,26 +34,24 @@ async def train(run: Coordinator) -> None:
         await run.take_step(scheduler, rollouts)
         if ahead:
             await ahead.ended()
-        await run.publish()
+        await run.publish(rollouts)
         await run.close_update(scheduler, rollouts)
 
 
 async def stream(run: Coordinator, scheduler: UpdateScheduler, rollouts: Rollouts) -> None:
     """Feed events to the scheduler and its commands to free cells until nothing of the update is left to do."""
-    run.learner.direct_to(rollouts.inbox)
+    run.listen(rollouts)
     while not scheduler.finished:
-        for cell in run.learner.free_cells:
+        for cell in run.free_cells:
             command = scheduler.next_work(cell, time.monotonic())
             if command is not None:
-                await run.learner.submit(cell, command)
+                await run.submit(cell, command)
         for message in await rollouts.messages(run.config.streaming.stall_timeout_s):
-            if isinstance(message, InfrastructureFailure):
-                raise message
             if isinstance(message, Done):
-                run.note_work(message, rollouts)
+                run.note_done(message, rollouts)
                 scheduler.on_done(message, time.monotonic())
             else:
-                rollouts.note(message)
+                run.note(message, rollouts)
                 scheduler.on_event(message, time.monotonic())
         run.show(scheduler, rollouts)
-    await asyncio.shield(rollouts.ended())
+    await rollouts.ended()

@@ -14,6 +14,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 import zmq
@@ -24,6 +25,7 @@ from megathunder.learner.wire import decode_reply, encode
 from megathunder.types import Command, Done, Failed, Hello
 
 log = logging.getLogger(__name__)
+Control = TypeVar("Control", bound=Command)
 
 
 class LearnerClient:
@@ -68,13 +70,23 @@ class LearnerClient:
             raise RuntimeError(f"cell {cell} is busy; commands are given one at a time")
         await self._send(cell, command)
 
-    async def everywhere(self, make: Callable[[int], Command], timeout_s: float) -> list[Done]:
-        """A command to every cell, once all are free; the answers in cell order."""
+    @property
+    def cells(self) -> int:
+        return self._cells
+
+    @property
+    def ranks(self) -> int:
+        """Learner processes of all cells; known once connected."""
+        return sum(hello.ranks for hello in self.hellos.values())
+
+    async def everywhere(self, make: Callable[[int], Control], timeout_s: float) -> tuple[Control, list[Done]]:
+        """A command to every cell, once all are free; the command and the answers in cell order."""
         return await self._run_control(tuple(range(self._cells)), make, timeout_s)
 
-    async def on_first_cell(self, make: Callable[[int], Command], timeout_s: float) -> Done:
-        """A command to the cell that holds rank 0, once it is free."""
-        return (await self._run_control((0,), make, timeout_s))[0]
+    async def on_first_cell(self, make: Callable[[int], Control], timeout_s: float) -> tuple[Control, Done]:
+        """A command to the cell that holds rank 0, once it is free; the command and its answer."""
+        command, answers = await self._run_control((0,), make, timeout_s)
+        return command, answers[0]
 
     def direct_to(self, inbox: asyncio.Queue) -> None:
         """Answers of streaming work go to `inbox` from now on (one update at a time is learnt from)."""
@@ -90,7 +102,9 @@ class LearnerClient:
             self._receiver.cancel()
         self._socket.close()
 
-    async def _run_control(self, cells: tuple[int, ...], make: Callable[[int], Command], limit_s: float) -> list[Done]:
+    async def _run_control(
+        self, cells: tuple[int, ...], make: Callable[[int], Control], limit_s: float
+    ) -> tuple[Control, list[Done]]:
         async with self._control:
             self._reserved.update(cells)
             try:
@@ -102,9 +116,10 @@ class LearnerClient:
                 ) from None
             finally:
                 self._reserved.difference_update(cells)
+                self._inbox.put_nowait(None)  # the loop may have been refused these cells: let it look again
                 self._wake()
 
-    async def _exchange(self, cells: tuple[int, ...], make: Callable[[int], Command]) -> list[Done]:
+    async def _exchange(self, cells: tuple[int, ...], make: Callable[[int], Control]) -> tuple[Control, list[Done]]:
         await self._until(lambda: not self._busy.intersection(cells))
         command = make(next(self._items))
         answers = []
@@ -113,7 +128,7 @@ class LearnerClient:
             self._waiting[cell, command.item] = future
             answers.append(future)
             await self._send(cell, command)
-        return list(await asyncio.gather(*answers))
+        return command, list(await asyncio.gather(*answers))
 
     async def _send(self, cell: int, command: Command) -> None:
         self.check()

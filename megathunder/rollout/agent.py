@@ -38,6 +38,7 @@ class EpisodeSettings:
     command_timeout_s: float
     policy_version: int
     seed: int
+    batch: int  # stands for the update in sampling seeds
     temperature: float
 
 
@@ -117,7 +118,7 @@ class Episode:
             top_p=config.top_p,
             stop_token_ids=() if config.ignore_eos else (self._chat.end_token_id,),
             ignore_eos=config.ignore_eos,
-            sampling_seed=turn_seed(self._settings.seed, self._id, self._turns),
+            sampling_seed=turn_seed(self._settings.seed, self._id._replace(update=self._settings.batch), self._turns),
         )
         return await self._engine.generate(
             self._id, context, sampling, policy_version=self._settings.policy_version, clock=self._clock

@@ -69,7 +69,12 @@ class EngineClient:
         await self._session.close()
 
     async def generate(
-        self, server: ServerAddress, prompt_ids: Sequence[int], sampling: SamplingParams, *, timeout_s: float | None = None
+        self,
+        server: ServerAddress,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        timeout_s: float | None = None,
     ) -> Generation:
         """Sample one continuation of `prompt_ids` [P]; `timeout_s` replaces the client's own limit."""
         started_s = time.monotonic()
@@ -112,7 +117,9 @@ class EngineClient:
         wanted = tuple(token_ids[start:])
         values = tuple(value for value, _, _ in scored)
         if tuple(token for _, token, _ in scored) != wanted or None in values:
-            raise InfrastructureFailure(f"{server.name} scored {len(scored)} tokens other than the {len(wanted)} asked for")
+            raise InfrastructureFailure(
+                f"{server.name} scored {len(scored)} tokens other than the {len(wanted)} asked for"
+            )
         return values
 
     def _request_id(self) -> str:

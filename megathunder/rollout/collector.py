@@ -77,15 +77,20 @@ class Collector:
         groups: Sequence[Sequence[Task]],
         emit: Emit,
         *,
+        batch: int | None = None,
         temperature: float | None = None,
         score: bool = True,
     ) -> None:
-        """Run trajectory i of group b on groups[b][i]; returns when every one is rewarded (and scored) or lost."""
+        """Run trajectory i of group b on groups[b][i]; returns when every one is rewarded (and scored) or lost.
+
+        Sampling seeds come from `batch` (default `update`): two updates of one batch draw the same tokens.
+        """
         settings = EpisodeSettings(
             rollout=self._config,
             command_timeout_s=self._sandbox.command_timeout_s,
             policy_version=policy_version,
             seed=self._seed,
+            batch=update if batch is None else batch,
             temperature=self._config.temperature if temperature is None else temperature,
         )
         places = asyncio.Semaphore(self._config.max_concurrent)

@@ -75,7 +75,7 @@ class ServerControl:
         version: int | None,
         flush_cache: bool | None = None,
     ) -> None:
-        """Receive one bucket from rank 0 of the group. With `version`, it is the last bucket: the prefix cache is
+        """Receive one bucket, the tensors' bytes one after the other, from rank 0 of the group. With `version`, it is the last bucket: the prefix cache is
         flushed and the weights are called that from now on."""
         body: dict[str, object] = {
             "names": names,
@@ -83,6 +83,7 @@ class ServerControl:
             "shapes": shapes,
             "group_name": group_name,
             "flush_cache": version is not None if flush_cache is None else flush_cache,
+            "load_format": "flattened_bucket",
         }
         if version is not None:
             body["weight_version"] = str(version)

@@ -52,8 +52,9 @@ def test_streaming_answers_reach_the_inbox_and_a_barrier_waits_for_every_cell() 
         assert client.free_cells == (0, 1)
         await client.submit(0, work(7))
         assert client.free_cells == (1,)
-        answers = await client.everywhere(lambda i: TakeStep(item=i, update=0, normaliser=1.0), 10)
+        _, answers = await client.everywhere(lambda i: TakeStep(item=i, update=0, normaliser=1.0), 10)
         done = inbox.get_nowait()
+        assert inbox.get_nowait() is None
         await client.everywhere(lambda i: Shutdown(item=i), 10)
         await client.close()
         for thread in threads:

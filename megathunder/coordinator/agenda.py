@@ -1,0 +1,49 @@
+"""Which schedule an update runs under and which batch of prompts it takes: the plain run, or a comparison in blocks.
+
+    plain run      update u: config.schedule, batch u
+    comparison     schedules A, B; blocks of n:   A A B B | B B A A | ...    each round on the same n batches
+
+Rounds alternate their order, so that a drift of the machine falls on both schedules alike. Called by the coordinator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megathunder.config.run import RunConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """What update `update` does. `first` opens a block: nothing of it was sampled ahead."""
+
+    update: int
+    schedule: str
+    batch: int
+    first: bool
+    last: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agenda:
+    """The slots of a run."""
+
+    run: RunConfig
+    schedule: str
+
+    def slot(self, update: int) -> Slot:
+        """The slot of `update`, 0-based."""
+        names, size = self.run.alternate, self.run.alternate_block
+        last = update + 1 >= self.run.updates
+        if not names:
+            return Slot(update=update, schedule=self.schedule, batch=update, first=update == 0, last=last)
+        block, within = divmod(update, size)
+        round_, turn = divmod(block, len(names))
+        order = names if round_ % 2 == 0 else names[::-1]
+        return Slot(
+            update=update,
+            schedule=order[turn],
+            batch=round_ * size + within,
+            first=within == 0,
+            last=last or within + 1 == size,
+        )

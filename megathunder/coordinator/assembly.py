@@ -1,0 +1,143 @@
+"""Builds the parts of a run in an order in which each can still refuse cheaply, and takes them down in reverse.
+
+    tokenizer, task source, isolation probe (about 1 s) -> servers (tens of seconds, beside the learner's own start)
+    -> learner cells
+
+Called by the coordinator process. Whatever goes wrong while building or running, everything that was started is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from megathunder.coordinator.agenda import Agenda
+from megathunder.config import Config
+from megathunder.config.model_shape import ModelShape, read_model_shape
+from megathunder.learner.remote import LearnerClient
+from megathunder.metrics.flops import measured_peak
+from megathunder.metrics.folder import RunFolder
+from megathunder.metrics.monitor import Monitor, open_monitor
+from megathunder.rollout.collector import Collector
+from megathunder.rollout.control import ServerControl
+from megathunder.rollout.supervisor import ServerPool
+from megathunder.coordinator.rollouts import Rollouts
+from megathunder.sandbox import SandboxPool, grade
+from megathunder.tasks import ChatFormat, TaskSource, build_source
+from megathunder.types import ServerAddress
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+LEARNER_START_S = 300.0
+
+
+OnRestart = Callable[[ServerAddress], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Everything a run holds."""
+
+    config: Config
+    agenda: Agenda
+    monitor: Monitor
+    source: TaskSource
+    servers: ServerPool
+    collector: Collector
+    learner: LearnerClient
+    shape: ModelShape
+    peak_flops: float
+
+    async def collect(self, rollouts: Rollouts) -> None:
+        """Sample every trajectory of `rollouts`; events go to its inbox."""
+        emit = rollouts.inbox.put_nowait
+        version = rollouts.policy_version
+        await self.collector.collect(rollouts.update, version, rollouts.groups, emit, batch=rollouts.batch)
+
+    async def collect_rewards(self, rollouts: Rollouts) -> None:
+        """The same without the teacher: evaluation."""
+        emit = rollouts.inbox.put_nowait
+        await self.collector.collect(rollouts.update, rollouts.policy_version, rollouts.groups, emit, score=False)
+
+    def control(self) -> ServerControl:
+        """The servers' control endpoints; use as an async context."""
+        return ServerControl(timeout_s=self.config.rollout.request_timeout_s, api_key=self.config.rollout.api_key)
+
+
+@contextlib.asynccontextmanager
+async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart) -> AsyncIterator[Parts]:
+    """Every part, started and connected; ended again on the way out. `on_restart` sends a server the weights."""
+    folder = RunFolder(Path(config.run.folder) / config.run.name)
+    tokenizer = _tokenizer(config.learner.model)
+    async with contextlib.AsyncExitStack() as stack:
+        source = build_source(config.tasks)
+        monitor = open_monitor(config, folder, tokenizer.decode)
+        stack.callback(monitor.close)
+        sandboxes = SandboxPool(config.sandbox)
+        stack.push_async_callback(_end_sandboxes, sandboxes, monitor)
+        await sandboxes.start()
+        servers, teacher = await _start_servers(config, folder, stack, on_restart)
+        collector = await stack.enter_async_context(
+            Collector(
+                config.rollout,
+                config.sandbox,
+                servers=servers,
+                sandboxes=sandboxes,
+                grade=grade,
+                chat=ChatFormat(tokenizer),
+                seed=config.run.seed,
+                teacher=teacher,
+            )
+        )
+        await learner.connect(LEARNER_START_S)
+        yield Parts(
+            config=config,
+            agenda=Agenda(run=config.run, schedule=config.schedule),
+            monitor=monitor,
+            source=source,
+            servers=servers,
+            collector=collector,
+            learner=learner,
+            shape=read_model_shape(config.learner.model),
+            peak_flops=_peak_flops(config, learner.ranks),
+        )
+
+
+async def _start_servers(
+    config: Config, folder: RunFolder, stack: contextlib.AsyncExitStack, on_restart: OnRestart
+) -> tuple[ServerPool, ServerPool | None]:
+    """The rollout servers, and the teacher's where there is one, at once."""
+    logs = folder.path / "logs"
+    servers = ServerPool(config.rollout, Path(config.learner.model), folder=logs, on_restart=on_restart)
+    pools = [servers]
+    if config.objective == "opd":
+        urls, model = config.opd.teacher_urls, Path(config.opd.teacher)
+        pools.append(ServerPool(config.rollout, model, folder=logs, name="teacher", urls=urls, servers=1))
+    for pool in pools:
+        stack.push_async_callback(pool.close)
+    await asyncio.gather(*(pool.start() for pool in pools))
+    return servers, pools[1] if len(pools) > 1 else None
+
+
+async def _end_sandboxes(sandboxes: SandboxPool, monitor: Monitor) -> None:
+    await sandboxes.close()
+    for leak in sandboxes.leaks():
+        monitor.say(f"a sandbox left something behind: {leak}")
+
+
+def _tokenizer(folder: str) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer  # seconds to import: only the process that needs it pays
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def _peak_flops(config: Config, ranks: int) -> float:
+    """Operations a second of all learner ranks at their best; measured on this core where it is a CPU."""
+    if config.metrics.peak_flops:
+        return config.metrics.peak_flops * ranks
+    return measured_peak() * ranks if config.learner.device == "cpu" else 0.0

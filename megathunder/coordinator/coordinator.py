@@ -1,0 +1,212 @@
+"""The coordinator: one asyncio process that owns everything but the gradients.
+
+    tasks -> Collector(servers, sandboxes) -> Rollouts.inbox -> UpdateScheduler -> LearnerClient -> cells
+                                                                                -> Publish -> servers
+`Coordinator` is what `loop.train` drives: each method is one verb of the loop. `assembly.py` builds its parts and takes
+them down. Versions: update k samples with version k (one update ahead: k - 1) and its step makes version k + 1; a
+publication counts once every ready server reports the new version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from megathunder.coordinator.assembly import Parts
+from megathunder.config import Config
+from megathunder.errors import InfrastructureFailure
+from megathunder.coordinator.record import UpdateRecord
+from megathunder.coordinator.rollouts import Rollouts
+from megathunder.schedule.scheduler import UpdateScheduler
+from megathunder.tasks import Task
+from megathunder.types import Command, Done, Event, Publish, ServerAddress, TakeStep
+
+log = logging.getLogger(__name__)
+EVALUATION = (1 << 31) - 1  # the "update" of held-out trajectories: never one of the run
+
+
+@dataclass(slots=True, kw_only=True)
+class Coordinator:
+    """The run as the loop sees it. `version` is that of the learner's weights; between updates every ready server's."""
+
+    config: Config
+    parts: Parts
+    version: int = 0
+    update: int = 0
+    started_s: float = field(default_factory=time.monotonic)
+    _batches: dict[int, list[Task]] = field(default_factory=dict)
+    _commands: dict[int, Command] = field(default_factory=dict)
+    _records: dict[int, UpdateRecord] = field(default_factory=dict)
+
+    # ------------------------------------------------------------------------------------------ rollouts
+
+    def remaining_updates(self) -> Iterator[int]:
+        """Updates still to take."""
+        while self.update < self.config.run.updates:
+            yield self.update
+            self.update += 1
+
+    def samples_ahead(self, update: int) -> bool:
+        """Whether the next update's rollouts run while this one is learnt from."""
+        slot = self.parts.agenda.slot(update)
+        return slot.schedule == "one_step_off" and not slot.last
+
+    def start_rollouts(self, update: int) -> Rollouts:
+        """Begin sampling an update's trajectories with the version the servers hold now."""
+        slot, run = self.parts.agenda.slot(update), self.config.run
+        groups = [[task] * run.group_size for task in self._batch(slot.batch)]
+        rollouts = Rollouts(update=update, batch=slot.batch, policy_version=self.version, groups=groups)
+        self._records[update] = UpdateRecord(
+            self.config,
+            rollouts,
+            schedule=slot.schedule,
+            shape=self.parts.shape,
+            cells=self.parts.learner.cells,
+            peak_flops=self.parts.peak_flops,
+        )
+        return rollouts.start(self.parts.collect)
+
+    def schedule(self, rollouts: Rollouts) -> UpdateScheduler:
+        """The ledger and queue of one update."""
+        name = self.parts.agenda.slot(rollouts.update).schedule
+        config = dataclasses.replace(self.config, schedule=name)
+        self._records[rollouts.update].learnt_at(self.version)
+        sizes = [len(group) for group in rollouts.groups]
+        return UpdateScheduler(config, rollouts.update, self.version, sizes, self.parts.learner.cells)
+
+    def note(self, event: Event, rollouts: Rollouts) -> None:
+        """A rollout event of the update being learnt from."""
+        rollouts.note(event)
+        self.parts.monitor.note(event)
+
+    # ------------------------------------------------------------------------------------------ learner
+
+    @property
+    def free_cells(self) -> tuple[int, ...]:
+        return self.parts.learner.free_cells
+
+    def listen(self, rollouts: Rollouts) -> None:
+        """From now on the learner's answers arrive with these rollouts' events."""
+        self.parts.learner.direct_to(rollouts.inbox)
+
+    async def submit(self, cell: int, command: Command) -> None:
+        """Give a free cell its next piece of work."""
+        self._commands[command.item] = command
+        await self.parts.learner.submit(cell, command)
+
+    def note_done(self, done: Done, rollouts: Rollouts) -> None:
+        """A cell has done its piece of work."""
+        self._records[rollouts.update].work(self._commands.pop(done.item), done)
+
+    def show(self, scheduler: UpdateScheduler, rollouts: Rollouts) -> None:
+        """Refresh the progress display."""
+        self.parts.monitor.show(self._records[rollouts.update].progress(scheduler))
+
+    # ------------------------------------------------------------------------------------------ barrier
+
+    async def take_step(self, scheduler: UpdateScheduler, rollouts: Rollouts) -> None:
+        """Reduce, normalise, clip and step once on every cell; contributions become APPLIED or DROPPED."""
+        record = self._records[rollouts.update]
+        record.enter("step")
+        self.show(scheduler, rollouts)
+
+        def step(item: int) -> TakeStep:
+            return TakeStep(
+                item=item,
+                update=rollouts.update,
+                normaliser=scheduler.normaliser or 1.0,
+                skip=scheduler.skip,
+                record=self._gradient_file(rollouts.update),
+            )
+
+        command, answers = await self.parts.learner.everywhere(step, self.config.streaming.stall_timeout_s)
+        for done in answers:
+            record.work(command, done)
+        self.version += 1  # before anything can be awaited: a restarted server must be told the weights' true version
+        scheduler.on_step(answers[0].stats.stepped)
+
+    async def publish(self, rollouts: Rollouts) -> None:
+        """Every ready server holds the new version, acknowledged, before this returns."""
+        record = self._records[rollouts.update]
+        servers = self.parts.servers.ready
+        command, done = await self._send_weights(servers)
+        record.work(command, done)
+        await self._check_servers(set(servers) - self._failed(servers, done))
+        record.acknowledged()
+
+    async def republish(self, server: ServerAddress) -> None:
+        """A server came back: it gets the weights of the current version before it gets work."""
+        sent = -1
+        while sent != self.version:  # a step may be taken while the weights of the last one travel
+            self.parts.monitor.say(f"server {server.name} is back (start {server.incarnation}); sending the weights")
+            command, done = await self._send_weights((server,))
+            sent = command.version
+            if done.stats.failed_servers:
+                raise InfrastructureFailure(f"{server.name} did not take version {sent} after its restart")
+
+    async def close_update(self, scheduler: UpdateScheduler, rollouts: Rollouts) -> None:
+        """Evaluate where it is due, then write the update's row."""
+        update, run = rollouts.update, self.config.run
+        due = run.evaluate_every and ((update + 1) % run.evaluate_every == 0 or update + 1 == run.updates)
+        heldout = await self.evaluate() if due else None
+        record = self._records.pop(update)
+        row = record.row(scheduler, heldout=heldout, since_start_s=time.monotonic() - self.started_s)
+        self.parts.monitor.row(row)
+
+    async def evaluate(self) -> float:
+        """Mean reward on the held-out tasks under the published version, at the training temperature."""
+        config = self.config
+        tasks = self.parts.source.heldout(config.tasks.heldout)
+        groups = [[task] * config.run.evaluate_attempts for task in tasks]
+        rollouts = Rollouts(update=EVALUATION, batch=EVALUATION, policy_version=self.version, groups=groups)
+        rollouts.start(self.parts.collect_rewards)
+        await rollouts.ended()
+        while not rollouts.inbox.empty():
+            for event in await rollouts.messages(1.0):
+                rollouts.note(event)
+        rewards = [t.reward for t in rollouts.trajectories.values() if t.reward is not None]
+        return sum(rewards) / len(rewards) if rewards else 0.0
+
+    # ------------------------------------------------------------------------------------------ private
+
+    def _batch(self, number: int) -> list[Task]:
+        """Batch `number` of prompts; a comparison takes one several times, a plain run never."""
+        if number not in self._batches:
+            self._batches[number] = self.parts.source.take(self.config.run.groups_per_update)
+        return self._batches[number] if self.config.run.alternate else self._batches.pop(number)
+
+    def _gradient_file(self, update: int) -> str:
+        if not self.config.run.record_gradients:
+            return ""
+        return str(self.parts.monitor.folder.path / "gradients" / f"update_{update:05d}.safetensors")
+
+    async def _send_weights(self, servers: tuple[ServerAddress, ...]) -> tuple[Publish, Done]:
+        def publish(item: int) -> Publish:
+            return Publish(item=item, version=self.version, servers=servers)
+
+        return await self.parts.learner.on_first_cell(publish, 2 * self.config.publish.timeout_s)
+
+    def _failed(self, servers: tuple[ServerAddress, ...], done: Done) -> set[ServerAddress]:
+        failed = {server for server in servers if server.name in done.stats.failed_servers}
+        for server in failed:
+            self.parts.servers.suspect(server)
+        left = len(servers) - len(failed)
+        if left < self.config.publish.min_servers:
+            raise InfrastructureFailure(
+                f"version {self.version} reached {left} of {len(servers)} servers "
+                f"(failed: {', '.join(sorted(done.stats.failed_servers)) or 'none'}); "
+                f"publish.min_servers = {self.config.publish.min_servers}"
+            )
+        return failed
+
+    async def _check_servers(self, servers: set[ServerAddress]) -> None:
+        """Ask each server which version it holds: a publication counts when it says so itself."""
+        async with self.parts.control() as control:
+            versions = await asyncio.gather(*(control.version(server) for server in servers))
+        wrong = {server.name: version for server, version in zip(servers, versions) if version != self.version}
+        if wrong:
+            raise InfrastructureFailure(f"after publishing version {self.version} these servers hold others: {wrong}")

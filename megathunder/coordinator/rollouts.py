@@ -1,0 +1,105 @@
+"""One update's rollouts as the loop sees them: an inbox of events, and the task that fills it.
+
+    Collector --emit--> inbox <-- Done of the learner       `messages` empties it, oldest first
+
+Called by `loop.py` and `coordinator.py`. A collector that fails puts its error in the inbox, so that the loop, which
+waits nowhere else, raises it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from megathunder.errors import InfrastructureFailure
+from megathunder.tasks import Task
+from megathunder.types import (
+    Done,
+    Event,
+    Rewarded,
+    Trajectory,
+    TrajectoryCompleted,
+    TrajectoryId,
+    TrajectoryLost,
+    TurnScored,
+)
+
+Message = Event | Done
+Collect = Callable[["Rollouts"], Awaitable[None]]
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class Rollouts:
+    """Groups of tasks sampled under one policy version. `groups[b][i]` is the task of trajectory i of group b."""
+
+    update: int
+    batch: int  # which prompts and sampling seeds; differs from `update` only in a comparison
+    policy_version: int
+    groups: Sequence[Sequence[Task]]
+    started_s: float = dataclasses.field(default_factory=time.monotonic)
+    inputs_fixed_s: float = 0.0  # last reward or teacher score: from here on only the learner is late
+    trajectories: dict[TrajectoryId, Trajectory] = dataclasses.field(default_factory=dict)
+    lost: dict[TrajectoryId, str] = dataclasses.field(default_factory=dict)
+    inbox: asyncio.Queue = dataclasses.field(default_factory=asyncio.Queue)
+    _task: asyncio.Task[None] | None = None
+
+    def start(self, collect: Collect) -> Rollouts:
+        """Begin sampling; returns itself."""
+        self._task = asyncio.create_task(self._run(collect))
+        return self
+
+    async def _run(self, collect: Collect) -> None:
+        try:
+            await collect(self)
+        except Exception as error:
+            self.inbox.put_nowait(error)
+
+    async def messages(self, timeout_s: float) -> list[Message]:
+        """What has come in, waiting for something (None wakes without a message).
+
+        Raises what a worker or the collector raised, and InfrastructureFailure after `timeout_s` of silence."""
+        try:
+            found = [await asyncio.wait_for(self.inbox.get(), timeout_s)]
+        except TimeoutError:
+            raise InfrastructureFailure(
+                f"update {self.update} made no progress for {timeout_s:.0f} s: {len(self.trajectories)} of "
+                f"{self.expected} trajectories complete, {len(self.lost)} lost (limit: streaming.stall_timeout_s)"
+            ) from None
+        while not self.inbox.empty():
+            found.append(self.inbox.get_nowait())
+        for message in found:
+            if isinstance(message, Exception):
+                raise message
+        return [message for message in found if message is not None]
+
+    @property
+    def expected(self) -> int:
+        return sum(len(group) for group in self.groups)
+
+    def note(self, event: Event) -> None:
+        """Keep what the records of the run need of `event`."""
+        if isinstance(event, TrajectoryCompleted):
+            self.trajectories[event.trajectory.id] = event.trajectory
+        elif isinstance(event, Rewarded):
+            known = self.trajectories[event.id]
+            self.trajectories[event.id] = msgspec.structs.replace(known, reward=event.reward, rewarded_s=event.at_s)
+        elif isinstance(event, TrajectoryLost):
+            self.lost[event.id] = event.reason
+            self.trajectories.pop(event.id, None)
+        if isinstance(event, Rewarded | TurnScored | TrajectoryLost):
+            self.inputs_fixed_s = max(self.inputs_fixed_s, event.at_s)
+
+    async def ended(self) -> None:
+        """Wait until no trajectory of these is in flight any more."""
+        if self._task:
+            await self._task
+
+    async def cancel(self) -> None:
+        """Stop sampling; used when the run ends early."""
+        if self._task and not self._task.done():
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)

@@ -1,0 +1,56 @@
+#!/usr/bin/env python
+"""Train a policy: rollouts by SGLang servers, rewards from sandboxed tasks, learning by Megatron-Core.
+
+    torchrun --nproc-per-node N tools/train.py --config examples/shell_grpo.toml [--section.key VALUE ...]
+    python tools/train.py --config examples/shell_grpo.toml          one learner rank, without torchrun
+
+Exit status: 0 done, 1 the run failed, 2 a setting must be mended. `--plan` prints the plan and stops.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from megathunder.config import Config
+from megathunder.config.checks import check, notes
+from megathunder.config.load import load_config
+from megathunder.config.model_shape import read_model_shape
+from megathunder.errors import UserError
+from megathunder.launch import Ranks, run_rank
+from megathunder.metrics.folder import start_run
+from megathunder.metrics.memory import host_limit_bytes
+from megathunder.metrics.plan import make_plan, plan_table
+
+
+def main(argv: list[str]) -> int:
+    """Check, show the plan, and run this rank."""
+    ranks = Ranks.from_environment()
+    only_plan = "--plan" in argv
+    try:
+        config = load_config([a for a in argv if a != "--plan"])
+        folder = Path(config.run.folder) / config.run.name
+        if ranks.rank == 0:
+            check(config)
+            show_plan(config, ranks.world)
+            if not only_plan:
+                start_run(config)
+        return 0 if only_plan else run_rank(config, folder)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def show_plan(config: Config, ranks: int) -> None:
+    """Print what the run will do and hold, and remarks on settings that may not do what was meant."""
+    console = Console(highlight=False)
+    shape = read_model_shape(config.learner.model)
+    console.print(plan_table(make_plan(config, shape, ranks=ranks, host_limit_bytes=host_limit_bytes())))
+    for note in notes(config):
+        console.print(f"note: {note}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
