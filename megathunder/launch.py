@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node N tools/train.py ...
       rank 0..N-1   Learner + worker loop                         (this module: `run_rank`)
-      coordinator   servers, agents, sandboxes, ledger, schedule  (child of rank 0: `python -m megathunder.coordinator.process`)
+      coordinator   servers, agents, sandboxes, ledger, schedule  (child of rank 0, `coordinator/process.py`)
 
 Whoever ends takes the others along: the coordinator dies with rank 0 (parent-death signal), rank 0 stops when the
 coordinator has ended, torchrun ends the remaining ranks. Servers and sandboxes die with the coordinator.

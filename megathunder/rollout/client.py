@@ -3,7 +3,8 @@
     generate    prompt ids -> sampled ids, their log-probabilities at the sampling temperature, a policy version each
     score       given ids -> log-probabilities of ids[start:], one forward, nothing sampled (a teacher)
 
-Transport errors, 404, 408, 429 and 5xx are sent again with bounded backoff, other 4xx and malformed answers are not; both
+Transport errors, 404, 408, 429 and 5xx are sent again with bounded backoff, other 4xx and malformed answers are not;
+both
 end as InfrastructureFailure. Every call ends within its limit, tries and waits included. A cancelled call is aborted
 on the server (it notices the closed connection). Called by the agent loop and the collector.
 """
@@ -87,7 +88,7 @@ class EngineClient:
         sampled = tuple(token for _, token, _ in meta.output_token_logprobs)
         if sampled != answer.output_ids or None in logprobs:
             raise InfrastructureFailure(
-                f"{server.name} sampled {len(answer.output_ids)} tokens and gave log-probabilities of {len(sampled)} others"
+                f"{server.name} sampled {len(answer.output_ids)} tokens, log-probabilities of {len(sampled)} others"
             )
         return Generation(
             token_ids=answer.output_ids,

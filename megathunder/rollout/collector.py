@@ -42,7 +42,7 @@ GRADING_GRACE_S = 30.0  # beyond the grader's own budget: leases and copies
 
 
 class Collector:
-    """`async with Collector(...) as collector:`. `grade` is sandbox.grade; `teacher` scores turns where there is one."""
+    """`async with Collector(...) as collector:`. `grade` is sandbox.grade; a `teacher` scores turns."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class Collector:
             except InfrastructureFailure as failure:
                 await workspace.fail(failure)
             except TimeoutError:
-                await workspace.fail(InfrastructureFailure(f"grading took more than {budget_s + GRADING_GRACE_S:.0f} s"))
+                await workspace.fail(InfrastructureFailure(f"grading exceeded {budget_s + GRADING_GRACE_S:.0f} s"))
 
 
 class Report:

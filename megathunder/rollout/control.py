@@ -1,6 +1,6 @@
 """The endpoints that change a server: weights, version, prefix cache, aborts.
 
-Called by publish/ (from the learner's rank 0) and by the coordinator. A call that is refused, fails or exceeds the limit
+Called by publish/ (learner rank 0) and by the coordinator. A call that is refused, fails or exceeds its limit
 raises InfrastructureFailure with what the server said; nothing is retried, since a weight update is not idempotent.
 """
 
@@ -75,8 +75,8 @@ class ServerControl:
         version: int | None,
         flush_cache: bool | None = None,
     ) -> None:
-        """Receive one bucket, the tensors' bytes one after the other, from rank 0 of the group. With `version`, it is the last bucket: the prefix cache is
-        flushed and the weights are called that from now on."""
+        """Receive one bucket, the tensors' bytes one after the other, from rank 0 of the group. With `version`, it is
+        the last bucket: the prefix cache is flushed and the weights are called that from now on."""
         body: dict[str, object] = {
             "names": names,
             "dtypes": dtypes,
