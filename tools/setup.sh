@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# Set up megathunder on a CPU machine: .venv in this folder, pinned packages, bubblewrap, and a check that prints versions.
+#
+#   bash tools/setup.sh            idempotent: a second call finds everything in place and takes a second
+#
+# Needs Debian or Ubuntu (for bubblewrap, if it is missing), Python 3.11 and a package index that pip can reach.
+# PYTHON=... names another interpreter; TORCH_INDEX=... is an index with CPU builds of torch to prefer.
+# On a CUDA machine: pip install -e .[gpu] instead.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+fail() { # seen, expected, remedy
+    printf 'setup: %s\n  expected: %s\n  remedy:   %s\n' "$1" "$2" "$3" >&2
+    exit 1
+}
+
+find_python() {
+    local name
+    for name in ${PYTHON:-python3.11 python3 python}; do
+        if command -v "$name" >/dev/null && "$name" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+            command -v "$name"
+            return
+        fi
+    done
+    fail "no Python 3.11 among: ${PYTHON:-python3.11 python3 python}" "Python 3.11 on the PATH" \
+        "apt-get install python3.11 python3.11-venv, or PYTHON=/path/to/python3.11 bash tools/setup.sh"
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
+}
+
+install_bubblewrap() {
+    command -v bwrap >/dev/null && return
+    command -v apt-get >/dev/null || fail "bwrap is missing, and so is apt-get" "bubblewrap on the PATH" "install bubblewrap"
+    [ "$(id -u)" = 0 ] || command -v sudo >/dev/null ||
+        fail "bwrap is missing, and this is neither root nor a user with sudo" "bubblewrap on the PATH" \
+            "ask an administrator for: apt-get install bubblewrap"
+    echo "setup: installing bubblewrap"
+    { as_root apt-get -qq update && as_root apt-get -qq install -y --no-install-recommends bubblewrap; } >/dev/null 2>"$LOG" ||
+        fail "apt-get could not install bubblewrap: $(tail -1 "$LOG")" "bubblewrap on the PATH" "apt-get install bubblewrap"
+}
+
+install() { # pip arguments
+    python -m pip install --quiet --disable-pip-version-check --no-input --retries 2 "$@" 2>"$LOG" ||
+        fail "pip install $* failed: $(grep -m1 ERROR "$LOG" || tail -1 "$LOG")" "a package index that pip can reach" \
+            "check the network and pip's configuration (pip config list), then run this again"
+}
+
+print_versions() {
+    python - <<'PYTHON'
+import platform
+import shutil
+from importlib.metadata import version
+
+names = ("torch", "megatron-core", "sglang", "transformers", "megathunder")
+print("setup: ready:", f"python {platform.python_version()},", ", ".join(f"{n} {version(n)}" for n in names), end="")
+print(f", bwrap {shutil.which('bwrap')}")
+PYTHON
+}
+
+LOG=$(mktemp)
+trap 'rm -f "$LOG"' EXIT
+install_bubblewrap
+stamp=$(cat setup.py tools/setup.sh requirements/*.txt | sha256sum | cut -d' ' -f1)
+if [ "$(cat .venv/.stamp 2>/dev/null)" != "$stamp $PWD" ]; then
+    python=$(find_python)
+    started=$SECONDS
+    echo "setup: installing into .venv (two minutes)"
+    [ -x .venv/bin/python ] || "$python" -m venv .venv 2>"$LOG" ||
+        fail "$python -m venv .venv failed: $(tail -1 "$LOG")" "the venv module" "apt-get install python3.11-venv"
+    . .venv/bin/activate
+    install -r requirements/torch.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"}
+    install -r requirements/torch.txt -r requirements/base.txt -r requirements/engine.txt -r requirements/test.txt
+    install --no-deps -r requirements/engines.txt
+    install --no-deps --no-build-isolation -e .
+    python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true # not all of a package's files need to be Python 3.11
+    echo "$stamp $PWD" >.venv/.stamp
+    echo "setup: installed in $((SECONDS - started)) s"
+fi
+. .venv/bin/activate
+print_versions
