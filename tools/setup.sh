@@ -74,7 +74,6 @@ if [ "$(cat .venv/.stamp 2>/dev/null)" != "$stamp $PWD" ]; then
     install -r requirements/torch.txt -r requirements/base.txt -r requirements/engine.txt -r requirements/test.txt
     install --no-deps -r requirements/engines.txt
     install --no-deps --no-build-isolation -e .
-    python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true # not all of a package's files need to be Python 3.11
     echo "$stamp $PWD" >.venv/.stamp
     echo "setup: installed in $((SECONDS - started)) s"
 fi
