@@ -34,6 +34,7 @@ setup(
         "cpu": [*pinned("torch"), *pinned("engine"), MEGATRON],
         "gpu": [SGLANG, MEGATRON, "nvidia-ml-py"],
         "test": pinned("test"),
+        "wandb": ["wandb"],
     },
     entry_points={"sglang.srt.plugins": []},
 )

@@ -105,7 +105,7 @@ def test_wandb_that_is_not_installed_is_refused(tmp_path: Path, monkeypatch: pyt
     check(legal(tmp_path), ranks=1)
     with pytest.raises(ConfigError, match="wandb is not installed") as refused:
         check(change(legal(tmp_path), metrics__wandb="offline"), ranks=1)
-    assert "pip install wandb" in refused.value.remedy
+    assert "pip install -e .[wandb]" in refused.value.remedy
 
 
 def test_a_folder_that_holds_a_run_is_refused_until_told_what_to_do(tmp_path: Path) -> None:
