@@ -35,7 +35,13 @@ class ReleaseCurve:
     def __init__(self, releases: Iterable[Release]) -> None:
         ordered = sorted(releases, key=lambda r: r.at)
         total = math.fsum(r.work for r in ordered)
-        if not ordered or total <= 0 or ordered[0].at < 0 or ordered[-1].at > 1 + 1e-9 or min(r.work for r in ordered) < 0:
+        if (
+            not ordered
+            or total <= 0
+            or ordered[0].at < 0
+            or ordered[-1].at > 1 + 1e-9
+            or min(r.work for r in ordered) < 0
+        ):
             raise UserError(
                 f"{len(ordered)} releases with total work {total}",
                 expected="at least one, each at a share of the rollout time in [0, 1], with work that is not negative",

@@ -1,0 +1,92 @@
+"""What other schedules would have taken on the work of a recorded run.
+
+Each recorded update (release times, tokens, rewards) is replayed through every schedule with costs fitted to the recorded
+learner spans; the same suffix for all. Called by tools/simulate.py, which reads the run's files.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from megathunder.config.root import Config
+from megathunder.simulator.costs import CostModel
+from megathunder.simulator.replay import ReplayResult, replay
+from megathunder.simulator.traces import UpdateTrace
+
+SCHEDULES = ("sync", "periodic_async", "thundersync", "one_step_off")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedUpdate:
+    """One update of a run: its trace and the step wall that was measured."""
+
+    update: int
+    schedule: str
+    trace: UpdateTrace
+    step_wall_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedStep:
+    """One update under one schedule, simulated; `measured_s` where the run used this schedule."""
+
+    update: int
+    schedule: str
+    step_wall_s: float
+    rollout_s: float
+    tail_s: float
+    suffix_s: float
+    learner_s: float
+    wasted_share: float
+    measured_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """All updates under all schedules. Speed-ups are ratios of median step walls to sync's, simulated."""
+
+    costs: CostModel
+    steps: tuple[PredictedStep, ...]
+    speedup_vs_sync: dict[str, float]
+    error_vs_measured: float | None
+    """Median of |simulated - measured| / measured over updates whose schedule was run."""
+
+
+def predict(
+    config: Config,
+    updates: Sequence[RecordedUpdate],
+    costs: CostModel,
+    *,
+    cells: int = 1,
+    schedules: Sequence[str] = SCHEDULES,
+) -> Prediction:
+    """Replay `updates` under `schedules`."""
+    steps = []
+    for recorded in updates:
+        for schedule in schedules:
+            result = replay(replace(config, schedule=schedule), recorded.trace, costs, cells)
+            steps.append(_step(recorded, result))
+    medians = {s: statistics.median(x.step_wall_s for x in steps if x.schedule == s) for s in schedules}
+    errors = [abs(s.step_wall_s - s.measured_s) / s.measured_s for s in steps if s.measured_s]
+    return Prediction(
+        costs=costs,
+        steps=tuple(steps),
+        speedup_vs_sync={s: medians["sync"] / m for s, m in medians.items()} if "sync" in medians else {},
+        error_vs_measured=statistics.median(errors) if errors else None,
+    )
+
+
+def _step(recorded: RecordedUpdate, result: ReplayResult) -> PredictedStep:
+    return PredictedStep(
+        update=recorded.update,
+        schedule=result.schedule,
+        step_wall_s=result.step_wall_s,
+        rollout_s=result.rollout_s,
+        tail_s=result.tail_s,
+        suffix_s=result.suffix_s,
+        learner_s=result.learner_s,
+        wasted_share=result.report.wasted_share,
+        measured_s=recorded.step_wall_s if recorded.schedule == result.schedule else None,
+    )

@@ -1,0 +1,254 @@
+"""Prediction of step times: `python tools/simulate.py {predict,sweep,balance,plan} --help`.
+
+    predict RUN    what every schedule would have taken on the recorded work of a run
+    sweep          the release model against replay, 588 paired configurations
+    balance        speed-up against the ratio of rollout to learner time; the paper's peaks beside ours
+    plan           how to split GPUs between rollout and learner, and what step time to expect
+
+Everything printed here is simulated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from megathunder.errors import UserError
+from megathunder.metrics.folder import RunFolder
+from megathunder.metrics.row import read_rows
+from megathunder.metrics.spans import Span, read_spans
+from megathunder.metrics.trajectories import TrajectoryRecord, read_trajectories
+from megathunder.simulator import balance as balances
+from megathunder.simulator import plan as plans
+from megathunder.simulator import report, sweep as sweeps
+from megathunder.simulator.costs import fit_costs
+from megathunder.simulator.predict import RecordedUpdate, predict as predict_run
+from megathunder.simulator.replay import replay
+from megathunder.simulator.traces import AttemptTrace, TurnTrace, UpdateTrace
+from megathunder.types import Role
+
+console = Console()
+
+
+def predict(run: tyro.conf.Positional[Path], json: Path | None = None, figure: Path | None = None) -> None:
+    """Replay the recorded updates of RUN under every schedule.
+
+    Args:
+        run: Folder of a run (runs/<name>).
+        json: Write every simulated step here.
+        figure: Draw the last update's timeline under every schedule here (PNG).
+    """
+    folder = RunFolder(run)
+    if not folder.metrics.is_file():
+        raise UserError(f"no metrics.jsonl in {run}", expected="the folder of a run", remedy="give runs/<name>")
+    config, spans = folder.read_config(), read_spans(folder.events)
+    updates = list(recorded_updates(folder, spans))
+    if not updates:
+        raise UserError(
+            f"no update of {run} has trajectories and spans",
+            expected="trajectories/update_*.jsonl and events.jsonl",
+            remedy="run with metrics.trajectories = true",
+        )
+    work = [s for s in spans if s.lane.startswith("learner/")]
+    items = [(int(str(s.attributes.get("tokens", 0))), s.end_s - s.start_s) for s in work if s.name == "differentiate"]
+    folds = [s.end_s - s.start_s for s in work if s.name == "fold"]
+    costs = fit_costs(items, fold_s=sum(folds) / len(folds) if folds else 0.0)
+    cells = len({s.lane for s in work}) or 1
+    result = predict_run(config, updates, costs, cells=cells)
+    table = Table("schedule", "step wall s (median)", "speed-up over sync", title=f"{run.name}: simulated")
+    for schedule, speedup in result.speedup_vs_sync.items():
+        walls = sorted(s.step_wall_s for s in result.steps if s.schedule == schedule)
+        table.add_row(schedule, f"{walls[len(walls) // 2]:.3f}", f"{speedup:.3f}")
+    console.print(table)
+    if result.error_vs_measured is not None:
+        console.print(f"simulated against measured step wall: median difference {100 * result.error_vs_measured:.1f} %")
+    if json:
+        report.write_json(result, json)
+    if figure:
+        last = updates[-1].trace
+        results = [replay(dataclasses.replace(config, schedule=s), last, costs, cells) for s in result.speedup_vs_sync]
+        report.draw_timeline(last, results, figure)
+
+
+def recorded_updates(folder: RunFolder, spans: list[Span]) -> Iterator[RecordedUpdate]:
+    """The updates of a run whose trajectories and spans were kept."""
+    starts = {s.update: s.start_s for s in spans if s.lane == "update" and s.name == "rollout"}
+    for row in read_rows(folder.metrics):
+        path = folder.trajectories_of(row.update)
+        if row.update in starts and path.is_file():
+            attempts = tuple(attempt_trace(r, starts[row.update]) for r in read_trajectories(path))
+            yield RecordedUpdate(
+                update=row.update,
+                schedule=row.schedule,
+                trace=UpdateTrace(attempts=attempts, suffix_s=row.suffix_s),
+                step_wall_s=row.step_wall_s,
+            )
+
+
+def attempt_trace(record: TrajectoryRecord, start_s: float) -> AttemptTrace:
+    """Times of one recorded trajectory, from the start of its update."""
+    trajectory = record.trajectory
+    if trajectory is None:
+        at = max((t.completed_s for t in record.turns), default=start_s) - start_s
+        return AttemptTrace(group=record.id.group, index=record.id.index, turns=(), completed_s=at, lost_s=at)
+    end_s = trajectory.completed_s - start_s
+    rewarded_s = None if record.rewarded_s is None else max(record.rewarded_s - start_s, end_s)
+    return AttemptTrace(
+        group=record.id.group,
+        index=record.id.index,
+        turns=tuple(_turns(record, start_s, end_s)),
+        completed_s=end_s,
+        reward=record.reward,
+        rewarded_s=rewarded_s,
+        lost_s=end_s if record.lost else None,
+    )
+
+
+def _turns(record: TrajectoryRecord, start_s: float, end_s: float) -> Iterator[TurnTrace]:
+    assert record.trajectory is not None
+    times = {turn.turn: turn for turn in record.turns}
+    number = 0
+    for row_number, row in enumerate(record.trajectory.rows):
+        before = 0
+        for segment in row.segments:
+            if segment.role is not Role.ACTION:
+                before += len(segment.token_ids)
+                continue
+            known = times.get(number)
+            yield TurnTrace(
+                context_tokens=before,
+                action_tokens=len(segment.token_ids),
+                completed_s=min(known.completed_s - start_s, end_s) if known else end_s,
+                scored_s=known.scored_s - start_s if known and known.scored_s is not None else None,
+                row=row_number,
+            )
+            before, number = 0, number + 1
+
+
+def sweep(json: Path, figure: Path | None = None, seed: int = 0) -> None:
+    """Compare the closed form with replay over 588 configurations (about two minutes).
+
+    Args:
+        json: Write `configurations`, `mean_rel_diff`, `max_rel_diff` and every row here.
+        figure: Draw both predictions and their difference here (PNG; default: beside the JSON).
+        seed: Seed of the drawn traces.
+    """
+    result = sweeps.sweep(list(sweeps.points()), seed)
+    report.write_json(result, json)
+    report.draw_sweep(result, figure or json.with_suffix(".png"))
+    console.print(
+        f"simulated: {result.configurations} configurations, mean difference {100 * result.mean_rel_diff:.2f} %, "
+        f"greatest {100 * result.max_rel_diff:.2f} %, by objective {result.mean_rel_diff_by_objective}"
+    )
+
+
+def balance(json: Path, figure: Path | None = None) -> None:
+    """Speed-up against balance at 64, 256 and 2,048 trajectories and 10 to 300 turns.
+
+    Args:
+        json: Write assumptions, curves, peaks and the paper's references here.
+        figure: Draw the curves here (PNG; default: beside the JSON).
+    """
+    result = balances.balance(balances.PaperModel())
+    report.write_json(result, json)
+    report.draw_balance(result, figure or json.with_suffix(".png"))
+    table = Table("modelled by the paper", "paper", "here", title="simulated, under the assumptions in the JSON")
+    for reference in result.references:
+        table.add_row(reference.name, f"{reference.paper:g}", f"{reference.ours:.3f}")
+    console.print(table)
+
+
+def plan(
+    parameters: float,
+    gpus: int,
+    gpu: str = "h200",
+    active_parameters: float = 0.0,
+    objective: str = "grpo",
+    trajectories: int = 256,
+    turns: int = 20,
+    prompt_tokens: int = 2000,
+    action_tokens: int = 200,
+    observation_tokens: int = 400,
+    tool_s: float = 5.0,
+    spread: float = 0.5,
+    kv_bytes_per_token: float = 131072.0,
+    learner_mfu: float = 0.4,
+    decode_efficiency: float = 0.5,
+    link_bytes_s: float = 20e9,
+    step_s: float = 2.0,
+) -> None:
+    """How to split GPUs between rollout and learner, from a stated cost model (megathunder/simulator/plan.py).
+
+    Args:
+        parameters: Parameters of the model (30e9).
+        gpus: GPUs in all.
+        gpu: a100, h100, h200 or b200.
+        active_parameters: Parameters a token uses (mixture of experts); 0: all.
+        objective: grpo or opd.
+        trajectories: Trajectories of one update.
+        turns: Turns of a trajectory.
+        prompt_tokens: Tokens of the prompt.
+        action_tokens: Sampled tokens of a turn.
+        observation_tokens: Tool output of a turn, tokens.
+        tool_s: Tool time of a turn.
+        spread: Log-deviation of trajectory durations.
+        kv_bytes_per_token: Keys and values of a token.
+        learner_mfu: Share of peak the learner reaches.
+        decode_efficiency: Share of the decoding bound the engine reaches.
+        link_bytes_s: Rate at which weights reach the servers.
+        step_s: Reduction and optimizer step.
+    """
+    request = plans.PlanRequest(
+        parameters=parameters,
+        active_parameters=active_parameters or parameters,
+        gpu=plans.gpu_named(gpu),
+        gpus=gpus,
+        objective=objective,
+        trajectories=trajectories,
+        turns=turns,
+        prompt_tokens=prompt_tokens,
+        action_tokens=action_tokens,
+        observation_tokens=observation_tokens,
+        tool_s=tool_s,
+        spread=spread,
+        kv_bytes_per_token=kv_bytes_per_token,
+        learner_mfu=learner_mfu,
+        decode_efficiency=decode_efficiency,
+        link_bytes_s=link_bytes_s,
+        step_s=step_s,
+    )
+    columns = ("GPUs", "rollout s", "learner s", "tail s", "suffix s", "sync s", "thunder s")
+    table = Table(*columns, "speed-up", title="predicted; GPUs: rollout + learner; best first")
+    for split in plans.plan(request):
+        seconds = (split.rollout_s, split.learner_s, split.tail_s, split.suffix_s)
+        steps = (split.sync_step_s, split.thundersync_step_s)
+        table.add_row(
+            f"{split.rollout_gpus} + {split.learner_gpus}",
+            *(f"{s:.1f}" for s in (*seconds, *steps)),
+            f"{split.speedup:.2f}",
+        )
+    console.print(table)
+
+
+def main() -> int:
+    """Run one subcommand; errors a person can mend are printed without a traceback."""
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            {"predict": predict, "sweep": sweep, "balance": balance, "plan": plan}, prog="simulate.py"
+        )
+    except UserError as error:
+        console.print(f"[red]error:[/red] {error}", highlight=False)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
