@@ -2,7 +2,7 @@
 
     price of tokens [P, T)     token_s (T - P) + attention_s (T^2 - P^2)          forward and backward
     forward alone              a third of it; a reverse pass over kept activations two thirds
-    replay of deferred turns   `replay` times the whole price, for every turn but the last (0: the paper's release model)
+    replay of deferred turns   `replay` times the whole price, for every turn but the last (0: the release model)
     item, fold                 a constant each
 
 Fitted to the recorded spans of a run by least squares, or stated. Called by replay.py.

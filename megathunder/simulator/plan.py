@@ -1,15 +1,15 @@
 """Beyond this machine: how to split GPUs between rollout and learner, and what step time to expect.
 
 Stated cost model (every number is an argument; none is measured here):
-    decode step     max(weights + running keys and values over HBM bandwidth, 2 N b FLOP over peak), by `decode_efficiency`
+    decode step     max(weights + keys and values over HBM bandwidth, 2 N b FLOP over peak), by `decode_efficiency`
     trajectory      turns x (action tokens x decode step + tool time), prefill of new tokens at `learner_mfu`
     rollout         the longest of B lognormal trajectories (midpoint quantile), all concurrent
     learner         6 N FLOP a token over g_learner x peak x `learner_mfu`
     suffix          bf16 weights over `link_bytes_s` once, plus `step_s`
     speed-up        release model of the durations' midpoint quantiles (GRPO: trajectories, OPD: turns)
     memory          learner 18 bytes a parameter over its GPUs; a rollout replica holds the weights twice over
-N is the active parameter count for FLOP and the total for memory. Called by tools/simulate.py. Refuses a model that fits on no
-split, and an unknown GPU, by name.
+N is the active parameter count for FLOP and the total for memory. Called by tools/simulate.py. Refuses a model that
+fits on no split, and an unknown GPU, by name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What other schedules would have taken on the work of a recorded run.
 
-Each recorded update (release times, tokens, rewards) is replayed through every schedule with costs fitted to the recorded
-learner spans; the same suffix for all. Called by tools/simulate.py, which reads the run's files.
+Each recorded update (release times, tokens, rewards) is replayed through every schedule with costs fitted to the
+recorded learner spans; the same suffix for all. Called by tools/simulate.py, which reads the run's files.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def tail_bounds(rho: float, discrepancy: float) -> tuple[float, float]:
 
 
 def lognormal_midpoints(count: int, spread: float) -> list[float]:
-    """`count` durations at the midpoint quantiles of a lognormal of log-deviation `spread`, as shares of the longest."""
+    """`count` lognormal durations at midpoint quantiles, log-deviation `spread`, as shares of the longest."""
     z = [_NORMAL.inv_cdf((i + 0.5) / count) for i in range(count)]
     longest = spread * z[-1]
     return [math.exp(spread * x - longest) for x in z]

@@ -2,10 +2,10 @@
 
     objective (2) x duration spread (7) x balance rho (7) x batch size (3) x turns (2)
 
-For each: the speed-up over sync that the closed form gives from the midpoint quantiles of the duration distribution, and the
-one that replay of a drawn trace through the schedule gives, sync and thundersync on the same trace. Work per turn is equal;
-a GRPO trajectory is released at its reward, an OPD turn at its score; replayed context is left out, as in the release
-model; the suffix is a constant share of the rollout. Called by tools/simulate.py.
+For each: the speed-up over sync that the closed form gives from the midpoint quantiles of the duration distribution,
+and the one that replay of a drawn trace through the schedule gives, sync and thundersync on the same trace. Work per
+turn is equal; a GRPO trajectory is released at its reward, an OPD turn at its score; replayed context is left out, as
+in the release model; the suffix is a constant share of the rollout. Called by tools/simulate.py.
 """
 
 from __future__ import annotations

@@ -134,8 +134,9 @@ def _segments(turn: TurnTrace, *, first: bool, version: int) -> tuple[Segment, .
 class Workload:
     """What a drawn trace looks like.
 
-    Durations are lognormal with log-deviation `spread`; at most `concurrency` trajectories run at once (0: all), the next
-    starts when one ends, so the rollout comes in waves. Every turn takes an equal share of its trajectory's time.
+    Durations are lognormal with log-deviation `spread`; at most `concurrency` trajectories run at once (0: all), the
+    next starts when one ends, so the rollout comes in waves. Every turn takes an equal share of its trajectory's
+    time.
     """
 
     groups: int
