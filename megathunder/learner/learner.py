@@ -14,12 +14,14 @@ StalePolicyError. Called by `worker.py`. Refuses what `packing`, `store` and `pr
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from megathunder.config.root import Config
 from megathunder.errors import StalePolicyError
+from megathunder.learner import state
 from megathunder.learner.accumulators.arithmetic import FixedPointArithmetic, FloatArithmetic
 from megathunder.learner.accumulators.layout import GradientLayout
 from megathunder.learner.accumulators.store import AccumulatorStore
@@ -33,7 +35,7 @@ from megathunder.learner.packing import whole_rows
 from megathunder.learner.parallel import Layout
 from megathunder.learner.price import Price
 from megathunder.learner.weights import export_weights
-from megathunder.types import BATCH, Differentiate, Fold, TakeStep, WorkStats
+from megathunder.types import BATCH, Differentiate, Fold, SaveCheckpoint, TakeStep, WorkStats
 
 
 class Learner:
@@ -114,6 +116,19 @@ class Learner:
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, full tensor) on the cell's leader; other ranks of the cell must exhaust it too."""
         return export_weights(self.bundle)
+
+    def save(self, folder: Path) -> None:
+        """Write weights, optimizer and counters; every rank of the job takes part (see `state`)."""
+        state.save(folder, self._chunks, self.stepper, self._stale_below)
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote."""
+        self._stale_below = state.load(folder, self._chunks, self.stepper).policy_version
+
+    def save_checkpoint(self, command: SaveCheckpoint) -> WorkStats:
+        """`save` as a command."""
+        self.save(Path(command.folder))
+        return WorkStats()
 
     def gradients(self) -> list[tuple[str, Tensor]]:
         """(Megatron name, gradient) of the batch accumulator of this rank, not reduced (fp32 accumulator)."""

@@ -79,7 +79,7 @@ class Stepper:
     ) -> None:
         self.optimizer = build_optimizer(chunks, config)
         self._chunks, self._layout, self._config, self._updates = chunks, layout, config, updates
-        self.updates_done = 0
+        self.updates_done = self.steps_taken = 0
         self.bad_in_a_row = 0
 
     def learning_rate(self, update: int) -> float:
@@ -119,6 +119,7 @@ class Stepper:
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("lr_mult", 1.0)
         self.optimizer.step_with_ready_grads()
+        self.steps_taken += 1
         # `param.grad` is a view of the buffer now; left there, the next backward would add into it a second time.
         self.optimizer.zero_grad()
         return StepResult(stepped=True, grad_norm=norm, learning_rate=rate)

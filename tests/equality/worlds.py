@@ -162,8 +162,9 @@ def random_groups(rng, *, values, sizes):
 class Packer:
     """Collects rows by target and flushes them as Differentiate commands of random sizes."""
 
-    def __init__(self, rng, emit):
-        self.rng, self.emit, self.waiting, self.items = rng, emit, defaultdict(list), 0
+    def __init__(self, rng, emit, version=0):
+        self.rng, self.emit, self.version = rng, emit, version
+        self.waiting, self.items = defaultdict(list), 0
 
     def add(self, target, rows, reward=0.0):
         if target.kind == "moment":
@@ -182,11 +183,15 @@ class Packer:
     def send(self, target, rows, reward):
         self.items += 1
         self.emit(
-            Differentiate(item=self.items, update=0, policy_version=0, target=target, rows=tuple(rows), reward=reward)
+            Differentiate(
+                item=self.items, update=0, policy_version=self.version, target=target, rows=tuple(rows), reward=reward
+            )
         )
 
 
-def stream_grpo(learner, groups, rng, *, grpo=None, loss=None, reward_values=2, content_ready=0.0, emit=None):
+def stream_grpo(
+    learner, groups, rng, *, grpo=None, loss=None, reward_values=2, content_ready=0.0, emit=None, version=0
+):
     """Stream `groups` in a random order through the accumulators the objective chooses; returns the normaliser.
 
     `content_ready` is the chance that a trajectory is differentiated before its reward is known. `emit(group)` gives
@@ -202,7 +207,7 @@ def stream_grpo(learner, groups, rng, *, grpo=None, loss=None, reward_values=2, 
     def learner_of(group):
         return emit(group) if emit else learner
 
-    packers = {b: Packer(rng, lambda c, b=b: learner_of(b).differentiate(c)) for b in range(len(groups))}
+    packers = {b: Packer(rng, lambda c, b=b: learner_of(b).differentiate(c), version) for b in range(len(groups))}
     for b, i in arrivals:
         trajectory, group = groups[b][i], groups[b]
         seen[b].append(i)

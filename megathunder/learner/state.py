@@ -1,0 +1,100 @@
+"""The learner's state on disk: weights, optimizer and counters, independent of the parallel layout where Megatron is.
+
+    folder/   Megatron's distributed checkpoint (every rank writes its shards) + learner.json (rank 0)
+
+Called by `Learner.save` and `Learner.load`; every rank of the job takes part. Who names folders, makes them atomic and
+keeps the newest is the checkpoint room. Refuses a folder without `learner.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import MegatronOptimizer
+
+from megathunder.errors import UserError
+from megathunder.learner.optimizer import Stepper
+
+
+class Counters(msgspec.Struct, frozen=True, kw_only=True):
+    """What is not a tensor. `policy_version` is the last one trained on (-1: none)."""
+
+    updates_done: int
+    steps_taken: int
+    bad_in_a_row: int
+    policy_version: int
+
+
+def save(folder: Path, chunks: Sequence[DistributedDataParallel], stepper: Stepper, policy_version: int) -> None:
+    """Write this rank's part; returns when every rank has written."""
+    if dist.get_rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    dist_checkpointing.save(_sharded(chunks, stepper.optimizer), str(folder))
+    if dist.get_rank() == 0:
+        counters = Counters(
+            updates_done=stepper.updates_done,
+            steps_taken=stepper.steps_taken,
+            bad_in_a_row=stepper.bad_in_a_row,
+            policy_version=policy_version,
+        )
+        (folder / "learner.json").write_bytes(msgspec.json.encode(counters))
+    dist.barrier()
+
+
+def load(folder: Path, chunks: Sequence[DistributedDataParallel], stepper: Stepper) -> Counters:
+    """Restore weights, optimizer and counters from `folder`."""
+    marker = folder / "learner.json"
+    if not marker.is_file():
+        raise UserError(
+            f"{folder} holds no learner.json",
+            expected="a folder that Learner.save completed",
+            remedy="resume from another checkpoint, or start anew with run.overwrite=true",
+        )
+    counters = msgspec.json.decode(marker.read_bytes(), type=Counters)
+    _start_adam(stepper.optimizer)
+    loaded = dist_checkpointing.load(_sharded(chunks, stepper.optimizer, loading=True), str(folder))
+    with torch.no_grad():
+        for index, chunk in enumerate(chunks):
+            chunk.module.load_state_dict(loaded[f"model{index}"])
+        stepper.optimizer.load_state_dict(loaded["optimizer"])
+    for part in _parts(stepper.optimizer):
+        for moments in part.optimizer.state.values():
+            # The sharded optimizer does not restore torch's step counter, and shares one tensor between parameters.
+            moments["step"] = torch.tensor(float(counters.steps_taken))
+    stepper.updates_done, stepper.steps_taken = counters.updates_done, counters.steps_taken
+    stepper.bad_in_a_row = counters.bad_in_a_row
+    return counters
+
+
+def _sharded(
+    chunks: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer, *, loading: bool = False
+) -> dict[str, Any]:
+    """Megatron's sharded state: one entry a model chunk, and the optimizer."""
+    sharding = {"distrib_optim_sharding_type": "dp_reshardable"}
+    state: dict[str, Any] = {
+        f"model{index}": chunk.module.sharded_state_dict(metadata=sharding) for index, chunk in enumerate(chunks)
+    }
+    models = state["model0"] if len(chunks) == 1 else {k: v for part in state.values() for k, v in part.items()}
+    state["optimizer"] = optimizer.sharded_state_dict(models, is_loading=loading, metadata=sharding)
+    return state
+
+
+def _parts(optimizer: MegatronOptimizer) -> Sequence[MegatronOptimizer]:
+    return getattr(optimizer, "chained_optimizers", None) or [optimizer]
+
+
+def _start_adam(optimizer: MegatronOptimizer) -> None:
+    """Give Adam its (zero) moments before the first step, so that there is something to load into."""
+    for part in _parts(optimizer):
+        if part.init_state_fn is not None and part.optimizer is not None and not part.optimizer.state:
+            part.init_state_fn(part.optimizer, part.config)
+            for moments in part.optimizer.state.values():
+                moments.setdefault("step", torch.zeros(()))
