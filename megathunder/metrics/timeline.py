@@ -22,7 +22,7 @@ from megathunder.metrics import style
 from megathunder.metrics.spans import Span
 from megathunder.tracing import LEARNER_LANES, ROLLOUT_LANES, UPDATE_LANE
 
-ROLLOUT_COLOURS = {"turn": style.ROLLOUT, "score": style.GOOD, "verifier": "#b9770e"}
+ROLLOUT_COLOURS = {"turn": style.ROLLOUT, "score": style.GOOD, "verifier": "#6d5a1e"}
 LEARNER_COLOURS = {"fold": style.LEARNER_LIGHT, "step": style.TAIL, "publish": style.SUFFIX, "save": style.FAINT}
 LEARNER_KINDS = ("differentiate", *LEARNER_COLOURS)
 DEPTH = 0.42
@@ -62,6 +62,7 @@ def draw_timeline(spans: Sequence[Span], path: Path, *, updates: int = 4, title:
         _draw_rollouts(axes, inside, window)
         _draw_learner(axes, inside, window)
         _draw_phases(axes, window)
+        _draw_between(axes, window)
         _finish(axes, window, title, kinds={span.name for span in inside})
         figure.savefig(path, format="png")
     return True
@@ -148,6 +149,16 @@ def _draw_phases(axes: Axes, window: Window) -> None:
             axes.text(left, 1.025, f"tail {right - left:.2f} s ", fontsize=8, color=style.BAD, ha="right")
 
 
+def _draw_between(axes: Axes, window: Window) -> None:
+    """What lies between two updates (evaluation, checkpoints) belongs to neither; it is shaded where it is visible."""
+    phases = [(span.start_s, span.end_s) for span in window.phases]
+    for begin, end in gaps(phases, window.start_s, window.end_s):
+        if end - begin > (window.end_s - window.start_s) / 50:
+            left, right = begin - window.start_s, end - window.start_s
+            axes.axvspan(left, right, color=style.GRID, alpha=0.6, linewidth=0, zorder=0)
+            axes.text(left, 1.025, " between updates", fontsize=8, color=style.FAINT)
+
+
 def _finish(axes: Axes, window: Window, title: str, kinds: set[str]) -> None:
     axes.axhline(0, color=style.INK, linewidth=1.2)
     axes.set_xlim(0, window.end_s - window.start_s)
@@ -160,7 +171,8 @@ def _finish(axes: Axes, window: Window, title: str, kinds: set[str]) -> None:
     named = {
         "turn": style.ROLLOUT,
         "waiting for a tool": style.ROLLOUT_LIGHT,
-        **({"teacher's score": style.GOOD} if "score" in kinds else {}),
+        **({"verifier": ROLLOUT_COLOURS["verifier"]} if "verifier" in kinds else {}),
+        **({"teacher's score": ROLLOUT_COLOURS["score"]} if "score" in kinds else {}),
         "forward and backward": style.LEARNER,
         "fold": style.LEARNER_LIGHT,
         "step": style.TAIL,
@@ -169,6 +181,6 @@ def _finish(axes: Axes, window: Window, title: str, kinds: set[str]) -> None:
     handles = [Patch(facecolor=colour, label=name) for name, colour in named.items()]
     handles.append(Patch(facecolor="white", edgecolor=style.FAINT, hatch="////", linewidth=0, label="idle"))
     axes.legend(
-        handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=8, frameon=False, fontsize=8,
+        handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=9, frameon=False, fontsize=8,
         handlelength=1.2, columnspacing=1.4,
     )  # fmt: skip
