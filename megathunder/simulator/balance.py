@@ -3,12 +3,12 @@
 `PaperModel` holds four numbers, fitted to the peaks that the paper states (they are not derived from anything else):
     ratio r        rollout time over learner time at the reference batch of 256 trajectories
     learner        linear in the batch
-    rollout        affine in the batch: `latency_share` of it does not shrink with the batch
+    rollout        linear above the reference batch (full waves); below it `latency_share` of it does not shrink
     release        uniform in time after a wait for the first trajectory (GRPO), or for the first turn, 1/turns of a
                    trajectory's (OPD); replayed context is left out
     suffix, waits  constant in seconds, so they shrink as shares when the batch grows
-Not reproduced: one wave of lognormal durations (no shift of the peak at 64), a rollout linear in the batch (no shift
-either), one wait for both objectives (1.949 instead of 1.967 for OPD with 10 turns). Called by tools/simulate.py.
+Not reproduced: one wave of lognormal durations (no shift of the peak at 64), a rollout linear in every batch (no
+shift either), one wait for both objectives (1.949 instead of 1.967 for OPD with 10 turns). Called by tools/simulate.py.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class PaperModel:
         return wait / self.rollout(batch)
 
     def rollout(self, batch: int) -> float:
-        return self.latency_share + (1.0 - self.latency_share) * batch / self.reference_batch
+        waves = batch / self.reference_batch
+        return max(self.latency_share + (1.0 - self.latency_share) * waves, waves)
 
     def learner(self, batch: int, ratio: float) -> float:
         return batch / self.reference_batch / ratio
