@@ -247,10 +247,10 @@ def with_teacher(row, scores):
     return type(row)(**fields | {"teacher_logprobs": tuple(scores)})
 
 
-def stream_opd(learner, trajectories, scores, rng, *, loss=None):
+def stream_opd(learner, trajectories, scores, rng, *, loss=None, version=0):
     """Whole trajectories in a random order; returns the normaliser."""
     loss = loss or LossConfig()
-    packer = Packer(rng, learner.differentiate)
+    packer = Packer(rng, learner.differentiate, version)
     order = list(range(len(trajectories)))
     rng.shuffle(order)
     for i in order:
