@@ -36,6 +36,8 @@ from megathunder.simulator.traces import AttemptTrace, TurnTrace, UpdateTrace
 from megathunder.types import Role
 
 console = Console()
+WARM_UP = 4
+"""Updates whose spans the cost fit leaves out, where a run has more."""
 
 
 def predict(run: tyro.conf.Positional[Path], json: Path | None = None, figure: Path | None = None) -> None:
@@ -57,11 +59,13 @@ def predict(run: tyro.conf.Positional[Path], json: Path | None = None, figure: P
             expected="trajectories/update_*.jsonl and events.jsonl",
             remedy="run with metrics.trajectories = true",
         )
-    work = [s for s in spans if s.lane.startswith("learner/")]
+    warm = updates[min(WARM_UP, len(updates) - 1)].update
+    work = [s for s in spans if s.lane.startswith("learner/") and (s.update or 0) >= warm]
     items = [(int(str(s.attributes.get("tokens", 0))), s.end_s - s.start_s) for s in work if s.name == "differentiate"]
     folds = [s.end_s - s.start_s for s in work if s.name == "fold"]
     costs = fit_costs(items, fold_s=sum(folds) / len(folds) if folds else 0.0)
     cells = len({s.lane for s in work}) or 1
+    updates = [u for u in updates if u.update >= warm]
     result = predict_run(config, updates, costs, cells=cells)
     table = Table("schedule", "step wall s (median)", "speed-up over sync", title=f"{run.name}: simulated")
     for schedule, speedup in result.speedup_vs_sync.items():

@@ -6,7 +6,8 @@
     open, reward of an own landed      own into its class or moments, own freed
     open, trajectory of an own lost    own freed
 
-Under exact sums a group is folded once, after all its trajectories, so that every schedule rounds alike.
+Under exact sums a group is folded once, after all its trajectories and from its classes alone, so that every schedule
+rounds alike.
 Called by the dispatcher when the group's cell is free (so nothing is in flight into its accumulators).
 """
 
@@ -31,7 +32,7 @@ class Folder:
         if group.worthless:
             return FoldItem(cell=cell, group=group, closing=True, freed=tuple(sorted(group.keys))), ()
         owns = {k: group.attempts[k.slot] for k in sorted(group.keys) if k.kind == "own"}
-        waiting = self._once and any(not c.held for a in group.survivors for c in a.live_chains)
+        waiting = self._once and (owns or any(not c.held for a in group.survivors for c in a.live_chains))
         if group.coefficients is None or waiting:
             return self._landing(group, cell, owns)
         lost = tuple(k for k, a in owns.items() if a.lost)

@@ -11,6 +11,7 @@ Refuses a fit without spans.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,17 +55,29 @@ class CostModel:
 
 
 def fit_costs(items: Sequence[tuple[int, float]], fold_s: float = 0.0) -> CostModel:
-    """Least squares of seconds = item_s + token_s * tokens over recorded (tokens, seconds)."""
+    """Trimmed least squares of seconds = item_s + token_s * tokens over recorded (tokens, seconds): what lies further
+    than three times the median residual from the line (first calls, a busy machine) is left out, twice."""
     if not items:
         raise UserError(
             "no recorded learner work",
             expected="spans of differentiate in events.jsonl",
             remedy="predict from a run that has completed at least one update",
         )
-    count = len(items)
-    mean_x = sum(t for t, _ in items) / count
-    mean_y = sum(s for _, s in items) / count
+    kept = list(items)
+    for _ in range(3):
+        item_s, token_s = _line(kept)
+        residuals = {i: abs(s - item_s - token_s * t) for i, (t, s) in enumerate(kept)}
+        limit = 3.0 * statistics.median(residuals.values())
+        kept = [kept[i] for i, r in residuals.items() if r <= limit + 1e-12]
+    return CostModel(token_s=token_s, item_s=item_s, fold_s=fold_s)
+
+
+def _line(items: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """(intercept, slope), neither negative."""
+    mean_x = statistics.fmean(t for t, _ in items)
+    mean_y = statistics.fmean(s for _, s in items)
     variance = sum((t - mean_x) ** 2 for t, _ in items)
-    slope = sum((t - mean_x) * (s - mean_y) for t, s in items) / variance if variance else 0.0
-    slope = min(max(slope, 0.0), mean_y / mean_x) if slope > 0 and mean_x else (mean_y / mean_x if mean_x else 0.0)
-    return CostModel(token_s=slope, item_s=max(mean_y - slope * mean_x, 0.0), fold_s=fold_s)
+    covariance = sum((t - mean_x) * (s - mean_y) for t, s in items)
+    steepest = mean_y / mean_x if mean_x else 0.0
+    slope = min(covariance / variance, steepest) if variance and covariance > 0 else steepest
+    return max(mean_y - slope * mean_x, 0.0), slope

@@ -130,6 +130,7 @@ def test_combinations_that_cannot_be_exact_are_refused_by_name() -> None:
     for bad, text in (
         (replace(config, run=RunConfig(group_size=1)), "groups of 1"),
         (replace(config, streaming=StreamingConfig(release="turn")), "release = 'turn' with objective = 'grpo'"),
+        (replace(config, grpo=GrpoConfig(kl_in_reward=True, kl_coefficient=0.1)), "kl_in_reward"),
         (replace(config, objective="opd", streaming=StreamingConfig(content_ready=True)), "content_ready"),
         (replace(config, objective="opd", streaming=StreamingConfig(on_lost="drop_group")), "drop_group"),
     ):

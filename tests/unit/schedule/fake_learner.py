@@ -13,6 +13,9 @@ from collections.abc import Iterable
 from megathunder.types import BATCH, AccumulatorKey, Differentiate, Fold, TrainRow, Trajectory
 
 
+SCALE = 2.0**20
+
+
 def h(token: int) -> float:
     """A fixed pseudo-random gradient of a token."""
     return math.sin(token * 12.9898) * 3.0
@@ -29,10 +32,10 @@ def row_gradient(row: TrainRow, tokens: Iterable[int] | None = None) -> float:
 
 
 class FakeCell:
-    """One learner cell."""
+    """One learner cell; `exact` accumulates in fixed point, and rounds every term of a fold."""
 
-    def __init__(self, release: str) -> None:
-        self._release = release
+    def __init__(self, release: str, *, exact: bool = False) -> None:
+        self._release, self._exact = release, exact
         self.accumulators: dict[AccumulatorKey, float] = {BATCH: 0.0}
         self._cache: dict[tuple[tuple[int, int, int], int], int] = {}
         self._deferred: dict[tuple[tuple[int, int, int], int], float] = defaultdict(float)
@@ -43,7 +46,7 @@ class FakeCell:
         if isinstance(command, Fold):
             for term in command.terms:
                 self.accumulators.setdefault(term.target, 0.0)
-                self.accumulators[term.target] += term.coefficient * self.accumulators[term.source]
+                self.accumulators[term.target] += self._fixed(term.coefficient * self.accumulators[term.source])
             for key in command.free:
                 del self.accumulators[key]
             return
@@ -73,9 +76,12 @@ class FakeCell:
             self._cache[name] = len(row.token_ids)
         self._add(command, gradient)
 
+    def _fixed(self, value: float) -> float:
+        return round(value) if self._exact else value
+
     def _add(self, command: Differentiate, gradient: float) -> None:
         self.accumulators.setdefault(command.target, 0.0)
-        self.accumulators[command.target] += gradient
+        self.accumulators[command.target] += self._fixed(gradient * SCALE) if self._exact else gradient
         if command.target.kind == "moment":
             assert len(command.rows) == 1
             second = command.target._replace(slot=1)

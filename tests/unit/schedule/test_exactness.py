@@ -20,6 +20,7 @@ from megathunder.objectives.advantage import NORMALISATIONS, advantages
 from megathunder.schedule.lifecycle import State
 from megathunder.types import BATCH, Rewarded, TrajectoryCompleted, TrajectoryLost
 
+REWARDS = st.sampled_from([0.0, 1.0, 0.0, 1.0, 0.25, 0.7, None])
 SCHEDULES = ("sync", "periodic_async", "thundersync", "one_step_off")
 
 
@@ -33,9 +34,7 @@ def check_settled(outcome, config: Config) -> None:
 
 
 @given(
-    rewards=st.lists(
-        st.lists(st.sampled_from([0.0, 1.0, 0.0, 1.0, 0.25, 0.7, None]), min_size=2, max_size=5), min_size=1, max_size=4
-    ),
+    rewards=st.lists(st.lists(REWARDS, min_size=2, max_size=5), min_size=1, max_size=4),
     schedule=st.sampled_from(SCHEDULES),
     release=st.sampled_from(["trajectory", "turn_forward"]),
     content_ready=st.booleans(),
@@ -150,6 +149,28 @@ def opd_gradient(turns) -> float:
         for e in turns
         for t, p in zip(e.segments[-1].token_ids, e.segments[-1].logprobs, strict=True)
     )
+
+
+@given(
+    rewards=st.lists(st.lists(REWARDS, min_size=2, max_size=4), min_size=1, max_size=3), seed=st.integers(0, 1 << 30)
+)
+@settings(max_examples=60, deadline=None)
+def test_exact_sums_are_the_same_number_under_every_schedule_order_and_assignment(rewards, seed) -> None:
+    sums = set()
+    for schedule, ready, cells in itertools.product(("sync", "periodic_async", "thundersync"), (False, True), (1, 2)):
+        rng = random.Random(seed + cells + ready)
+        config = Config(
+            schedule=schedule,
+            learner=LearnerConfig(accumulator="exact"),
+            streaming=StreamingConfig(content_ready=ready, max_open_groups=2),
+        )
+        streams = [
+            grpo_events(make_trajectory(g, i, [2]), r) for g, group in enumerate(rewards) for i, r in enumerate(group)
+        ]
+        sizes = [len(g) for g in rewards]
+        outcome = drive(config, sizes, interleave(streams, rng), cells=cells, seed=rng.randint(0, 999), exact=True)
+        sums.add(outcome.gradient)
+    assert len(sums) == 1
 
 
 def test_worked_check_gives_the_same_gradient_in_all_120_arrival_orders() -> None:

@@ -46,12 +46,19 @@ class Outcome:
 
 
 def drive(
-    config: Config, sizes: list[int], events: list[Event], *, cells: int = 1, seed: int = 0, version: int = 0
+    config: Config,
+    sizes: list[int],
+    events: list[Event],
+    *,
+    cells: int = 1,
+    seed: int = 0,
+    version: int = 0,
+    exact: bool = False,
 ) -> Outcome:
     """Deliver `events` in order; between them, cells take and finish work at random."""
     rng = random.Random(seed)
     scheduler = UpdateScheduler(config, 0, version, sizes, cells)
-    outcome = Outcome(scheduler, [FakeCell(config.streaming.release) for _ in range(cells)], [])
+    outcome = Outcome(scheduler, [FakeCell(config.streaming.release, exact=exact) for _ in range(cells)], [])
     busy: dict[int, Differentiate | Fold] = {}
     queue, now = list(events), 0.0
     while not scheduler.finished:

@@ -108,7 +108,7 @@ def test_costs_follow_the_kind_of_pass() -> None:
 
 
 def test_costs_are_recovered_from_spans() -> None:
-    got = fit_costs([(t, 0.25 + 0.01 * t) for t in (10, 50, 200)])
+    got = fit_costs([*((t, 0.25 + 0.01 * t) for t in (10, 50, 100, 200)), (30, 9.0)])  # the last was a first call
     assert (got.item_s, got.token_s) == pytest.approx((0.25, 0.01))
     with pytest.raises(UserError, match="no recorded"):
         fit_costs([])
