@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 STOP_S = 45.0
 PR_SET_PDEATHSIG = 1
+TORCHRUN = frozenset(
+    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME "
+    "MASTER_ADDR MASTER_PORT TORCH_NCCL_ASYNC_ERROR_HANDLING".split()
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +61,7 @@ class CoordinatorProcess:
         read_end, write_end = os.pipe()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "megathunder.coordinator.process", str(config_file), str(cells), str(write_end)],
-            env={**os.environ, "MEGATHUNDER_TOKEN": self.token},
+            env={**_without_torchrun(os.environ), "MEGATHUNDER_TOKEN": self.token},
             pass_fds=(write_end,),
             preexec_fn=_die_with_parent,
         )
@@ -101,6 +106,11 @@ def run_rank(config: Config, folder: Path) -> int:
             coordinator.stop(STOP_S)
         raise
     return coordinator.stop(STOP_S) if coordinator else 0
+
+
+def _without_torchrun(environment: Mapping[str, str]) -> dict[str, str]:
+    """A server that inherits torchrun's variables would wait for this job's ranks in its own process groups."""
+    return {k: v for k, v in environment.items() if k not in TORCHRUN and not k.startswith("TORCHELASTIC_")}
 
 
 def _die_with_parent() -> None:

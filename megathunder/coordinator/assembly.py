@@ -23,6 +23,7 @@ from megathunder.metrics.flops import measured_peak
 from megathunder.metrics.folder import RunFolder
 from megathunder.metrics.monitor import Monitor, open_monitor
 from megathunder.rollout.collector import Collector
+from megathunder.rollout.command import resolve_device
 from megathunder.rollout.control import ServerControl
 from megathunder.rollout.supervisor import ServerPool
 from megathunder.coordinator.rollouts import Rollouts
@@ -140,4 +141,4 @@ def _peak_flops(config: Config, ranks: int) -> float:
     """Operations a second of all learner ranks at their best; measured on this core where it is a CPU."""
     if config.metrics.peak_flops:
         return config.metrics.peak_flops * ranks
-    return measured_peak() * ranks if config.learner.device == "cpu" else 0.0
+    return measured_peak() * ranks if resolve_device(config.learner.device) == "cpu" else 0.0

@@ -82,6 +82,7 @@ class Coordinator:
         """A rollout event of the update being learnt from."""
         rollouts.note(event)
         self.parts.monitor.note(event)
+        self._records[rollouts.update].event(event)
 
     # ------------------------------------------------------------------------------------------ learner
 

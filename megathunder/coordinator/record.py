@@ -20,7 +20,7 @@ from megathunder.metrics.memory import host_memory_bytes
 from megathunder.metrics.row import MetricsRow
 from megathunder.coordinator.rollouts import Rollouts
 from megathunder.schedule.scheduler import UpdateScheduler
-from megathunder.types import Command, Differentiate, Done, Fold, Publish, TakeStep
+from megathunder.types import Command, Differentiate, Done, Event, Fold, Publish, TakeStep
 
 NAMES = {Differentiate: "differentiate", Fold: "fold", TakeStep: "step", Publish: "publish"}
 
@@ -40,7 +40,7 @@ class UpdateRecord:
             shape=shape,
             cells=cells,
             peak_flops=peak_flops,
-            recompute=config.learner.recompute != "none",
+            recompute=config.learner.recompute == "full",
         )
         self._last_backward_s = 0.0
         self._acknowledged_s = 0.0
@@ -63,6 +63,10 @@ class UpdateRecord:
             update=self._rollouts.update,
             tokens=done.stats.tokens,
         )
+
+    def event(self, event: Event) -> None:
+        """A rollout event of this update."""
+        self._tally.note(event)
 
     def enter(self, phase: str) -> None:
         """What the update is busy with, for the display."""
