@@ -28,9 +28,11 @@ from megathunder.metrics.spans import Span, read_spans
 from megathunder.metrics.trajectories import TrajectoryRecord, read_trajectories
 from megathunder.simulator import balance as balances
 from megathunder.simulator import plan as plans
-from megathunder.simulator import report, sweep as sweeps
+from megathunder.simulator import report
+from megathunder.simulator import sweep as sweeps
 from megathunder.simulator.costs import fit_costs
-from megathunder.simulator.predict import RecordedUpdate, predict as predict_run
+from megathunder.simulator.predict import RecordedUpdate
+from megathunder.simulator.predict import predict as predict_run
 from megathunder.simulator.replay import replay
 from megathunder.simulator.traces import AttemptTrace, TurnTrace, UpdateTrace
 from megathunder.types import Role

@@ -13,7 +13,7 @@ inside. `build_objective` refuses combinations that cannot be exact.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, Flag, auto
+from enum import Flag, auto
 from typing import Protocol
 
 from megathunder.config.objective import LossConfig
@@ -21,18 +21,11 @@ from megathunder.types import AccumulatorKey, FoldTerm, Trajectory
 
 
 class Need(Flag):
-    """Inputs of a contribution."""
+    """Inputs that a backward pass of a contribution waits for."""
 
     TOKENS = auto()
     REWARD = auto()
     TEACHER = auto()
-
-
-class Unit(str, Enum):
-    """What the ledger counts: whole trajectories or their turns."""
-
-    TRAJECTORY = "trajectory"
-    TURN = "turn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +48,6 @@ class Objective(Protocol):
     """One objective; see the module docstring."""
 
     name: str
-    unit: Unit
     grouped: bool
     waits_for: Need
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from megathunder.config.root import Config
 from megathunder.errors import ConfigError
 from megathunder.objectives.advantage import check_normalisation
+from megathunder.objectives.base import Need
 from megathunder.objectives.grpo import Grpo
 from megathunder.objectives.opd import Opd
 
@@ -42,6 +43,7 @@ def _grpo(config: Config) -> Grpo:
         # Under exact sums every schedule must take the same roundings, so each distinct reward keeps a class.
         reward_values=config.run.group_size if exact else config.streaming.reward_values,
         token_limit=config.rollout.max_tokens,
+        waits_for=Need.TOKENS if config.streaming.content_ready else Need.TOKENS | Need.REWARD,
     )
 
 

@@ -20,14 +20,14 @@ from megathunder.types import BATCH, AccumulatorKey, FoldTerm, Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grpo:
-    """See the module docstring. `token_limit` is the longest trajectory (overlong shaping)."""
+    """See the module docstring. `token_limit` is the longest trajectory (overlong shaping); `waits_for` is TOKENS alone
+    under content-ready release."""
 
     config: GrpoConfig
     loss: LossConfig
     reward_values: int = 2
     token_limit: int = 0
     name: str = "grpo"
-    unit: base.Unit = base.Unit.TRAJECTORY
     grouped: bool = True
     waits_for: base.Need = base.Need.TOKENS | base.Need.REWARD
 

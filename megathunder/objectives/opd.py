@@ -22,7 +22,6 @@ class Opd:
 
     loss: LossConfig
     name: str = "opd"
-    unit: base.Unit = base.Unit.TURN
     grouped: bool = False
     waits_for: base.Need = base.Need.TOKENS | base.Need.TEACHER
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megathunder.config.root import Config
+from megathunder.objectives.base import Need
 from megathunder.schedule.board import Board
 from megathunder.schedule.lanes import ANY
 from megathunder.schedule.state import Chain, Lane
@@ -38,7 +39,6 @@ class Planner:
     def __init__(self, config: Config, board: Board) -> None:
         self._board = board
         self._release = config.streaming.release
-        self._content_ready = config.streaming.content_ready
         self._whole_length = config.loss.normalisation == "sequence_mean"
         self._exact = config.learner.accumulator == "exact"
 
@@ -69,11 +69,11 @@ class Planner:
         return None
 
     def _backward_ready(self, chain: Chain) -> bool:
-        attempt = chain.attempt
-        if self._board.grouped:
-            return attempt.complete and (attempt.reward is not None or self._content_ready)
-        known = chain.closed and chain.tokens.scored == chain.tokens.turns
-        return known and (attempt.ended or not self._whole_length)
+        attempt, needs = chain.attempt, self._board.objective.waits_for
+        if Need.TEACHER in needs:
+            known = chain.closed and chain.tokens.scored == chain.tokens.turns
+            return known and (attempt.ended or not self._whole_length)
+        return attempt.complete and (attempt.reward is not None or Need.REWARD not in needs)
 
     def lane(self, chain: Chain, step: Pass) -> Lane:
         """Where the chain waits for `step`."""

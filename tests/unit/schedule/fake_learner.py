@@ -12,7 +12,6 @@ from collections.abc import Iterable
 
 from megathunder.types import BATCH, AccumulatorKey, Differentiate, Fold, TrainRow, Trajectory
 
-
 SCALE = 2.0**20
 
 

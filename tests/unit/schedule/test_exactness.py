@@ -6,9 +6,9 @@ import random
 from dataclasses import replace
 
 import pytest
+from fake_learner import h, trajectory_gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from fake_learner import h, trajectory_gradient
 from update_driver import drive, grpo_events, interleave, make_trajectory, score_events, teacher, turn_events
 
 from megathunder.config.learner import LearnerConfig
