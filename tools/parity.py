@@ -56,7 +56,7 @@ def main() -> int:
         layouts = _chosen_layouts(arguments.layouts)
         with tempfile.TemporaryDirectory() as scratch:
             models = _models(arguments.model, Path(scratch))
-            results = _run(models, layouts, arguments.dtype, Path(scratch))
+            results = _run(models, layouts, arguments, Path(scratch))
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
@@ -67,6 +67,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="all", help="Hugging Face folder, a tiny model's name, or all")
     parser.add_argument("--layouts", default="all", help=f"all, or some of {', '.join(LAYOUTS)}")
+    parser.add_argument(
+        "--lora-rank", type=int, default=0, help="compare low-rank adapters of this rank on every layer"
+    )
     parser.add_argument("--dtype", default="float32", choices=("float32", "float64"))
     parser.add_argument("--tolerance", type=float, default=1e-5, help="largest difference that passes")
     parser.add_argument("--json", default="parity.json", help="where the numbers go")
@@ -91,13 +94,15 @@ def _models(text: str, scratch: Path) -> dict[str, str]:
     return {name: str(make_tiny(name, scratch / name)) for name in (TINY if text == "all" else text.split(","))}
 
 
-def _run(models: dict[str, str], layouts: list[str], dtype: str, scratch: Path) -> dict[str, Any]:
+def _run(models: dict[str, str], layouts: list[str], arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Model -> layout -> differences."""
     results: dict[str, Any] = {name: {} for name in models}
     for processes in sorted({LAYOUTS[name][0] for name in layouts}):
         here = [name for name in layouts if LAYOUTS[name][0] == processes]
         out = scratch / f"{processes}.json"
-        job = json.dumps({"models": models, "layouts": here, "dtype": dtype})
+        job = json.dumps(
+            {"models": models, "layouts": here, "dtype": arguments.dtype, "lora_rank": arguments.lora_rank}
+        )
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         command += [__file__, "--worker", job, "--json", str(out)]
@@ -126,7 +131,7 @@ def _worker(job: dict[str, Any], out: Path) -> int:
     results: dict[str, Any] = {name: {} for name in job["models"]}
     for layout_name in job["layouts"]:
         settings = LAYOUTS[layout_name][1]
-        config = LearnerConfig(device="cpu", dtype=job["dtype"], **settings)
+        config = LearnerConfig(device="cpu", dtype=job["dtype"], lora_rank=job["lora_rank"], **settings)
         layout = initialize(config)
         for name, folder in job["models"].items():
             has_experts = "moe_intermediate_size" in read_config(Path(folder))

@@ -44,6 +44,14 @@ class LearnerConfig:
     """`exact`: bound of an update's sum of |coefficient| x |gradient element|, not normalised; more is refused."""
     accumulator_placement: Literal["device", "host"] = "device"
     """Where accumulators of open groups live."""
+    lora_rank: int = 0
+    """Rank of low-rank adapters; they alone are trained. 0: full fine-tuning."""
+    lora_alpha: float = 32.0
+    """Adapters are scaled by lora_alpha / lora_rank."""
+    lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Linear layers, by their Hugging Face names, that get an adapter; expert layers included."""
+    lora_adapter: str = ""
+    """Folder of a PEFT-format adapter to start from; empty: random."""
     shared_prompt: bool = False
     """Forward and backward a group's prompt once instead of once a trajectory."""
     learning_rate: float = 5e-4

@@ -47,11 +47,17 @@ class ModelBundle:
     layout: Layout
     vocab_size: int
     padded_vocab_size: int  # a multiple of the tensor-parallel size; logits of the padding are -inf
+    adapter_scale: float = 0.0  # lora_alpha / lora_rank; 0 without adapters
 
     @property
     def tied(self) -> bool:
         """Whether the output layer is the transposed embedding."""
         return bool(self.hf.get("tie_word_embeddings", False))
+
+    @property
+    def adapted(self) -> bool:
+        """Whether low-rank adapters are what is trained."""
+        return self.adapter_scale != 0.0
 
     @property
     def local_parameters(self) -> int:
@@ -93,6 +99,13 @@ def build_model(
         from megathunder.learner.weights import import_weights
 
         import_weights(bundle, folder)
+    if config.lora_rank:
+        from megathunder.learner.adapter_files import load_adapter
+        from megathunder.learner.lora import attach_lora
+
+        attach_lora(bundle, config)
+        if config.lora_adapter:
+            load_adapter(bundle, config, Path(config.lora_adapter))
     return bundle
 
 

@@ -8,25 +8,27 @@ Called by tools/parity.py and the equality tests, in every rank of one cell; the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region, vocab_parallel_cross_entropy
 from torch import Tensor
 
+from megathunder.learner.adapter_files import adapter_tensors, export_adapter
 from megathunder.learner.attention import AttentionContext, RowSpan
 from megathunder.learner.model import ModelBundle
-from megathunder.learner.weights import export_tensors, export_weights
+from megathunder.learner.reference import Reference, Rows
+from megathunder.learner.weights import export_tensors, export_weights, layouts
+from megathunder.learner.weights.gather import part_of
 from megathunder.learner.weights.hf_files import FusedPart, HfReader
 
-Rows = Sequence[Sequence[int]]
 _ROW_LENGTHS = (11, 5, 8, 1, 6)  # 31 tokens: sequence parallelism must pad
 
 
@@ -48,19 +50,28 @@ def sample_rows(vocab_size: int) -> list[list[int]]:
 
 
 def compare(bundle: ModelBundle, rows: Rows | None = None) -> Differences | None:
-    """Differences from transformers on the leader of the cell, None elsewhere; every rank of the cell calls it."""
+    """Differences from transformers on the leader of the cell, None elsewhere; every rank of the cell calls it.
+
+    A model with adapters is compared with the merged model: dB = (alpha / r) dW A^T and dA = (alpha / r) B^T dW.
+    """
     rows = rows or sample_rows(bundle.vocab_size)
+    if bundle.adapted:
+        fill_adapters(bundle)
     logits, gradients = forward_backward(bundle, rows)
     exported = {name: gradient.clone() for name, gradient in gradients}
-    round_trip = _same_as_folder(bundle)
+    weights = {name: tensor.cpu().clone() for name, tensor in export_weights(bundle)}
+    adapters = {name: tensor.cpu().clone() for name, tensor in export_adapter(bundle)}
     if not bundle.layout.leads_cell:
         return None
-    reference = _load_reference(bundle)
-    wanted = _reference_logits(reference, rows)
+    reference = Reference(bundle.folder, bundle.transformer_config.params_dtype)
+    round_trip = bundle.adapted or _same_as_folder(bundle, weights)
+    if bundle.adapted:
+        reference.load(weights)
+    wanted = reference.logits(rows)
     got = logits[: wanted.shape[0], : bundle.vocab_size].cpu()
     worst, relative = "", 0.0
     for name, gradient in exported.items():
-        expected = _reference_gradient(reference, name)
+        expected = reference.gradient(name) if name not in adapters else _of_adapter(bundle, reference, adapters, name)
         scale = expected.abs().max().clamp_min(1e-12)
         difference = float((gradient.cpu() - expected).abs().max() / scale)
         if difference >= relative:
@@ -68,6 +79,23 @@ def compare(bundle: ModelBundle, rows: Rows | None = None) -> Differences | None
     return Differences(
         logits=float((got - wanted).abs().max()), gradients=relative, worst_parameter=worst, round_trip=round_trip
     )
+
+
+def fill_adapters(bundle: ModelBundle) -> None:
+    """Give every B values, the same whole matrix in every layout, so that both gradients of a pair are tested."""
+    for named, tensor in adapter_tensors(bundle):
+        if ".lora_B." in named.hf[0]:
+            _, sharers = part_of(bundle, named)
+            generator = torch.Generator().manual_seed(len(named.hf[0]) + sum(map(ord, named.hf[0])))
+            whole = torch.randn(tensor.shape[0] * sharers, tensor.shape[1], generator=generator) * 0.1
+            tensor.data.copy_(layouts.shard(named.kind, whole, *part_of(bundle, named)))
+
+
+def _of_adapter(bundle: ModelBundle, reference: Reference, adapters: dict[str, Tensor], name: str) -> Tensor:
+    layer, side = name.removeprefix("base_model.model.").removesuffix(".weight").split(".lora_")
+    whole = reference.gradient(f"{layer}.weight") * bundle.adapter_scale
+    a, b = (adapters[f"base_model.model.{layer}.lora_{s}.weight"] for s in "AB")
+    return whole @ a.T if side == "B" else b.T @ whole
 
 
 def forward_backward(bundle: ModelBundle, rows: Rows) -> tuple[Tensor, Iterator[tuple[str, Tensor]]]:
@@ -106,7 +134,9 @@ def forward_backward(bundle: ModelBundle, rows: Rows) -> tuple[Tensor, Iterator[
         forward_only=False,
     )
     finalize_model_grads(models)
-    gradients = export_tensors(bundle, lambda p: p.main_grad, dtype=_gradient_dtype(bundle), buffers=False)
+    dtype = torch.float64 if config.params_dtype is torch.float64 else torch.float32
+    export = export_adapter if bundle.adapted else partial(export_tensors, buffers=False)
+    gradients = export(bundle, lambda p: p.main_grad, dtype=dtype)
     return _gather_logits(bundle, seen, context.tokens), gradients
 
 
@@ -115,10 +145,6 @@ def _with_gradient_buffers(bundle: ModelBundle, stage: torch.nn.Module, *, first
     model = DistributedDataParallel(bundle.transformer_config, config, stage, disable_bucketing=not first)
     model.zero_grad_buffer()
     return model
-
-
-def _gradient_dtype(bundle: ModelBundle) -> torch.dtype:
-    return next(bundle.stages[0].parameters()).main_grad.dtype
 
 
 def _gather_logits(bundle: ModelBundle, seen: list[Tensor], tokens: int) -> Tensor:
@@ -134,41 +160,10 @@ def _gather_logits(bundle: ModelBundle, seen: list[Tensor], tokens: int) -> Tens
     return full
 
 
-def _same_as_folder(bundle: ModelBundle) -> bool:
+def _same_as_folder(bundle: ModelBundle, weights: dict[str, Tensor]) -> bool:
     reader = HfReader(bundle.folder)
-    same, seen = True, set()
-    for name, tensor in export_weights(bundle):
-        stored = reader.read(name)
-        same &= stored.shape == tensor.shape and torch.equal(stored.to(tensor.dtype), tensor.cpu())
-        seen.add(name)
-    stored_names = {name for name in reader.names if not (bundle.tied and name == "lm_head.weight")}
-    fused = {FusedPart.named(name).stored for name in seen if name not in stored_names}
-    return same and stored_names <= seen | fused
-
-
-def _load_reference(bundle: ModelBundle) -> torch.nn.Module:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(
-        bundle.folder, dtype=bundle.transformer_config.params_dtype, attn_implementation="eager"
-    ).eval()
-
-
-def _reference_logits(reference: torch.nn.Module, rows: Rows) -> Tensor:
-    """Logits [T, V] of each row alone, laid end to end; leaves the gradients on the reference's parameters."""
-    every = []
-    for row in rows:
-        ids = torch.tensor([list(row)])
-        logits = reference(ids).logits[0]
-        if len(row) > 1:
-            F.cross_entropy(logits[:-1], ids[0, 1:], reduction="sum").backward()
-        every.append(logits.detach())
-    return torch.cat(every)
-
-
-def _reference_gradient(reference: torch.nn.Module, name: str) -> Tensor:
-    parameters = dict(reference.named_parameters())
-    if name in parameters:
-        return parameters[name].grad
-    fused = FusedPart.named(name)
-    return fused.of(parameters[fused.stored].grad[fused.expert : fused.expert + 1])
+    stored = {name: reader.read(name) for name in weights}
+    same = all(stored[n].shape == t.shape and torch.equal(stored[n].to(t.dtype), t) for n, t in weights.items())
+    names = {name for name in reader.names if not (bundle.tied and name == "lm_head.weight")}
+    fused = {FusedPart.named(name).stored for name in weights if name not in names}
+    return same and names <= weights.keys() | fused

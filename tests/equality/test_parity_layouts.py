@@ -13,16 +13,19 @@ TOOL = Path(__file__).resolve().parents[2] / "tools" / "parity.py"
 
 
 @pytest.mark.parametrize(
-    ("models", "layouts", "compared"),
+    ("models", "layouts", "rank", "compared"),
     [
-        ("qwen3_tied", "tp2,pp2,pp2_vpp2", 3),
-        ("glm4_moe", "tp2_sp,pp2,ep2,tp2_sp_ep2_etp1", 4),
-        ("qwen3_moe", "tp2_sp_pp2,tp2_sp_ep2_etp2", 2),
+        ("qwen3_tied", "tp2,pp2,pp2_vpp2", 0, 3),
+        ("glm4_moe", "tp2_sp,pp2,ep2,tp2_sp_ep2_etp1", 0, 4),
+        ("qwen3_moe", "tp2_sp_pp2,tp2_sp_ep2_etp2", 0, 2),
+        # low-rank adapters against the merged model
+        ("qwen3_tied,glm4_moe", "tp2,tp2_sp,pp2,ep2", 4, 6),
     ],
 )
-def test_layouts_equal_transformers(models: str, layouts: str, compared: int, tmp_path: Path) -> None:
+def test_layouts_equal_transformers(models: str, layouts: str, rank: int, compared: int, tmp_path: Path) -> None:
     out = tmp_path / "parity.json"
     command = [sys.executable, str(TOOL), "--model", models, "--layouts", layouts, "--json", str(out)]
+    command += ["--lora-rank", str(rank)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [d for by_layout in json.loads(out.read_text())["models"].values() for d in by_layout.values()]

@@ -111,10 +111,10 @@ def _names(folder: Path) -> dict[str, str]:
 
 
 class HfWriter:
-    """Collects tensors into files of at most `file_bytes` (one tensor may exceed it)."""
+    """Collects tensors into files of at most `file_bytes` (one tensor may exceed it). A lone file is called `single`."""
 
-    def __init__(self, folder: Path, *, file_bytes: int = 5 * 10**9) -> None:
-        self.folder, self.file_bytes = folder, file_bytes
+    def __init__(self, folder: Path, *, file_bytes: int = 5 * 10**9, single: str = "model.safetensors") -> None:
+        self.folder, self.file_bytes, self.single = folder, file_bytes, single
         folder.mkdir(parents=True, exist_ok=True)
         self._pending: dict[str, Tensor] = {}
         self._pending_bytes = 0
@@ -137,7 +137,7 @@ class HfWriter:
         count = len(self._files)
         weight_map = {}
         for number, names in enumerate(self._files, 1):
-            final = "model.safetensors" if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
+            final = self.single if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
             (self.folder / f"part-{number}.tmp").rename(self.folder / final)
             weight_map |= dict.fromkeys(names, final)
         if count > 1:

@@ -38,6 +38,18 @@ class Dimensions:
             padded_vocab=padded_vocab,
         )
 
+    @classmethod
+    def of_rank(cls, hf: dict[str, Any], sharers: int) -> Dimensions:
+        """Those of one of `sharers` tensor-parallel ranks; for layers, not for vocabularies."""
+        whole = cls.of(hf, hf["vocab_size"])
+        return cls(
+            groups=whole.groups // sharers,
+            heads=whole.heads,
+            head=whole.head,
+            vocab=whole.vocab,
+            padded_vocab=whole.padded_vocab,
+        )
+
 
 def merge(kind: Kind, parts: list[Tensor], dims: Dimensions) -> Tensor:
     """The full Megatron parameter of its Hugging Face parts."""

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from torch import Tensor
 
 from megathunder.learner.model import ModelBundle
 from megathunder.learner.weights.names import EMBEDDING, EXPERT, LAYER, OUTPUT, Named, resolve
 
+ADAPTER = "lora"  # child of a linear layer that holds its low-rank adapter
+
 
 def local_tensors(bundle: ModelBundle, *, buffers: bool = True) -> Iterator[tuple[Named, Tensor]]:
-    """This rank's parameters (and the router's bias, a buffer) with their global names, stage by stage.
+    """This rank's parameters (and the router's bias, a buffer) with their global names, stage by stage; no adapters.
 
     A tied output layer of the last pipeline stage comes under the embedding's name.
     """
@@ -28,8 +32,16 @@ def local_tensors(bundle: ModelBundle, *, buffers: bool = True) -> Iterator[tupl
             yield resolve(bundle.family, name), tensor
 
 
+def local_modules(bundle: ModelBundle) -> Iterator[tuple[torch.nn.Module, Named]]:
+    """This rank's linear layers inside transformer layers, with the global name of their weight."""
+    for stage in bundle.stages:
+        for local, module in stage.named_modules():
+            if isinstance(module, ColumnParallelLinear | RowParallelLinear) and LAYER.search(local):
+                yield module, resolve(bundle.family, global_name(stage, f"{local}.weight", bundle))
+
+
 def _stage_tensors(stage: GPTModel, buffers: bool) -> Iterator[tuple[str, Tensor]]:
-    yield from stage.named_parameters()
+    yield from ((n, p) for n, p in stage.named_parameters() if f".{ADAPTER}." not in n)
     if buffers:
         yield from ((n, b) for n, b in stage.named_buffers() if n.endswith("router.expert_bias"))
 

@@ -1,0 +1,108 @@
+"""Low-rank adapters: trained alone, merged on export, PEFT's format in and out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from megathunder.config.learner import LearnerConfig
+from megathunder.errors import ConfigError
+from megathunder.learner.adapter_files import CONFIG, WEIGHTS, adapter_tensors, export_adapter, save_adapter
+from megathunder.learner.families.tiny import make_tiny
+from megathunder.learner.model import ModelBundle, build_model
+from megathunder.learner.parallel import initialize
+from megathunder.learner.parity import compare, fill_adapters
+from megathunder.learner.weights import export_weights
+
+LORA = LearnerConfig(device="cpu", lora_rank=4, lora_alpha=8.0)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {name: make_tiny(name, root / name) for name in ("qwen3_tied", "glm4_moe")}
+
+
+def build(folder: Path, config: LearnerConfig = LORA) -> ModelBundle:
+    return build_model(config, initialize(config), folder=folder)
+
+
+@pytest.mark.parametrize("name", ["qwen3_tied", "glm4_moe"])
+def test_adapted_model_and_its_gradients_equal_the_merged_one(name: str, folders: dict[str, Path]) -> None:
+    found = compare(build(folders[name]))
+    assert found.logits < 1e-5
+    assert found.gradients < 1e-5, found.worst_parameter
+
+
+def test_adapters_on_some_layers_alone(folders: dict[str, Path]) -> None:
+    bundle = build(folders["qwen3_tied"], replace(LORA, lora_targets=("v_proj", "up_proj")))
+    found = compare(bundle)
+    assert found.logits < 1e-5 and found.gradients < 1e-5
+    assert {n.hf[0].split(".")[-3] for n, _ in adapter_tensors(bundle)} == {"v_proj", "up_proj"}
+
+
+def test_new_adapter_changes_nothing(folders: dict[str, Path]) -> None:
+    plain = dict(export_weights(build(folders["glm4_moe"], LearnerConfig(device="cpu"))))
+    adapted = dict(export_weights(build(folders["glm4_moe"])))
+    assert plain.keys() == adapted.keys()
+    assert all(torch.equal(plain[n], adapted[n]) for n in plain)
+
+
+def test_adapters_alone_are_trained(folders: dict[str, Path]) -> None:
+    bundle = build(folders["glm4_moe"])
+    trained = {n for n, p in bundle.stages[0].named_parameters() if p.requires_grad}
+    assert trained and all(".lora." in name for name in trained)
+    # One dense layer (7 targets); three with 4 experts and a shared one (4 + 5 * 3 targets); two matrices each.
+    assert len(trained) == 2 * (7 + 3 * (4 + 15))
+
+
+def test_saved_adapter_comes_back_bit_for_bit(folders: dict[str, Path], tmp_path: Path) -> None:
+    bundle = build(folders["glm4_moe"])
+    fill_adapters(bundle)
+    save_adapter(bundle, LORA, tmp_path)
+    again = build(folders["glm4_moe"], replace(LORA, lora_adapter=str(tmp_path)))
+    wanted, got = dict(export_adapter(bundle)), dict(export_adapter(again))
+    assert wanted.keys() == got.keys()
+    assert all(torch.equal(wanted[n], got[n]) for n in wanted)
+    assert json.loads((tmp_path / CONFIG).read_text())["r"] == 4
+
+
+def test_adapter_has_the_names_and_shapes_of_peft(folders: dict[str, Path], tmp_path: Path) -> None:
+    save_adapter(build(folders["glm4_moe"]), LORA, tmp_path)
+    tensors = load_file(tmp_path / WEIGHTS)
+    shapes = {n.removeprefix("base_model.model.model.layers."): tuple(t.shape) for n, t in tensors.items()}
+    assert shapes["0.self_attn.k_proj.lora_A.weight"] == (4, 64)
+    assert shapes["0.self_attn.k_proj.lora_B.weight"] == (64, 4)
+    assert shapes["2.mlp.experts.3.down_proj.lora_A.weight"] == (4, 48)
+    assert shapes["2.mlp.shared_experts.gate_proj.lora_B.weight"] == (48, 4)
+
+
+def test_adapter_of_another_rank_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    save_adapter(build(folders["qwen3_tied"]), LORA, tmp_path)
+    with pytest.raises(ConfigError, match=r"set learner\.lora_rank=4"):
+        build(folders["qwen3_tied"], replace(LORA, lora_rank=8, lora_adapter=str(tmp_path)))
+
+
+def test_incomplete_adapter_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    save_adapter(build(folders["qwen3_tied"]), LORA, tmp_path)
+    tensors = load_file(tmp_path / WEIGHTS)
+    del tensors["base_model.model.model.layers.3.self_attn.o_proj.lora_B.weight"]
+    save_file(tensors, tmp_path / WEIGHTS)
+    with pytest.raises(ConfigError, match=r"layers\.3\.self_attn\.o_proj\.lora_B"):
+        build(folders["qwen3_tied"], replace(LORA, lora_adapter=str(tmp_path)))
+
+
+def test_target_that_the_model_has_not_is_refused(folders: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match="names query_proj") as refused:
+        build(folders["qwen3_tied"], replace(LORA, lora_targets=("q_proj", "query_proj")))
+    assert "down_proj" in str(refused.value)
+
+
+def test_recomputation_reaches_the_first_adapter(folders: dict[str, Path]) -> None:
+    found = compare(build(folders["qwen3_tied"], replace(LORA, recompute="full")))
+    assert found.gradients < 1e-5, found.worst_parameter
