@@ -111,7 +111,7 @@ def _names(folder: Path) -> dict[str, str]:
 
 
 class HfWriter:
-    """Collects tensors into files of at most `file_bytes` (one tensor may exceed it). A lone file is called `single`."""
+    """Collects tensors into files of at most `file_bytes` (one tensor may exceed it); `single` names a lone file."""
 
     def __init__(self, folder: Path, *, file_bytes: int = 5 * 10**9, single: str = "model.safetensors") -> None:
         self.folder, self.file_bytes, self.single = folder, file_bytes, single
