@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Set up megathunder on a CPU machine: .venv in this folder, pinned packages, bubblewrap, and a check that prints versions.
+# Set up megathunder on a CPU machine: .venv in this folder, pinned packages, bubblewrap; prints versions at the end.
 #
 #   bash tools/setup.sh            idempotent: a second call finds everything in place and takes a second
 #
@@ -14,13 +14,14 @@ fail() { # seen, expected, remedy
     exit 1
 }
 
+is_python_311() {
+    command -v "$1" >/dev/null && "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null
+}
+
 find_python() {
     local name
     for name in ${PYTHON:-python3.11 python3 python}; do
-        if command -v "$name" >/dev/null && "$name" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
-            command -v "$name"
-            return
-        fi
+        is_python_311 "$name" && command -v "$name" && return
     done
     fail "no Python 3.11 among: ${PYTHON:-python3.11 python3 python}" "Python 3.11 on the PATH" \
         "apt-get install python3.11 python3.11-venv, or PYTHON=/path/to/python3.11 bash tools/setup.sh"
@@ -32,13 +33,16 @@ as_root() {
 
 install_bubblewrap() {
     command -v bwrap >/dev/null && return
-    command -v apt-get >/dev/null || fail "bwrap is missing, and so is apt-get" "bubblewrap on the PATH" "install bubblewrap"
+    command -v apt-get >/dev/null ||
+        fail "bwrap is missing, and so is apt-get" "bubblewrap on the PATH" "install bubblewrap"
     [ "$(id -u)" = 0 ] || command -v sudo >/dev/null ||
         fail "bwrap is missing, and this is neither root nor a user with sudo" "bubblewrap on the PATH" \
             "ask an administrator for: apt-get install bubblewrap"
     echo "setup: installing bubblewrap"
-    { as_root apt-get -qq update && as_root apt-get -qq install -y --no-install-recommends bubblewrap; } >/dev/null 2>"$LOG" ||
-        fail "apt-get could not install bubblewrap: $(tail -1 "$LOG")" "bubblewrap on the PATH" "apt-get install bubblewrap"
+    { as_root apt-get -qq update && as_root apt-get -qq install -y --no-install-recommends bubblewrap; } \
+        >/dev/null 2>"$LOG" ||
+        fail "apt-get could not install bubblewrap: $(tail -1 "$LOG")" "bubblewrap on the PATH" \
+            "apt-get install bubblewrap"
 }
 
 install() { # pip arguments

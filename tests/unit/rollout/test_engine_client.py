@@ -7,11 +7,11 @@ import time
 
 import pytest
 from aiohttp import web
+from rollout_fakes import answer, serving
 
 from megathunder.errors import InfrastructureFailure
 from megathunder.rollout.client import EngineClient, Unavailable
 from megathunder.rollout.wire import SamplingParams
-from rollout_fakes import answer, serving
 
 SAMPLING = SamplingParams(max_new_tokens=4, temperature=0.5, sampling_seed=9)
 

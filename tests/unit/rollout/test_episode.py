@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from aiohttp import web
+from rollout_fakes import ByteChat, FakeSandboxes, answer, says, serving, settings
 
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import InfrastructureFailure
@@ -22,7 +23,6 @@ from megathunder.types import (
     TurnCompleted,
     TurnScored,
 )
-from rollout_fakes import ByteChat, FakeSandboxes, answer, says, serving, settings
 
 TASK = Task(id="t", kind="k", prompt="go", files=(), grading=ExactAnswer(answer="42"), max_turns=3)
 
@@ -55,7 +55,13 @@ def collect(script, tmp_path, *, groups=((TASK,),), sandboxes=None, grade=exact,
             pool = ServerPool(config, tmp_path, folder=tmp_path, urls=(fake.address.url,))
             await pool.start()
             async with Collector(
-                config, SandboxConfig(), servers=pool, sandboxes=sandboxes, grade=grade, chat=ByteChat(), seed=1,
+                config,
+                SandboxConfig(),
+                servers=pool,
+                sandboxes=sandboxes,
+                grade=grade,
+                chat=ByteChat(),
+                seed=1,
                 teacher=pool if teacher else None,
             ) as collector:
                 await asyncio.wait_for(collector.collect(4, version, groups, events.append), 20)
@@ -185,9 +191,7 @@ def test_limits_hold_and_no_trajectory_is_forgotten(tmp_path):
     groups = tuple((TASK,) * 5 for _ in range(4))
     events, _, _ = collect(script, tmp_path, groups=groups, max_concurrent=3)
     assert max(peak) == 3
-    assert {event.id for event in only(events, Rewarded)} == {
-        TrajectoryId(4, b, i) for b in range(4) for i in range(5)
-    }
+    assert {event.id for event in only(events, Rewarded)} == {TrajectoryId(4, b, i) for b in range(4) for i in range(5)}
 
 
 def test_the_temperature_of_an_evaluation_replaces_the_configured_one(tmp_path):
@@ -214,6 +218,10 @@ def test_the_temperature_of_an_evaluation_replaces_the_configured_one(tmp_path):
 def test_seeds_differ_by_run_trajectory_and_turn():
     seeds = {
         turn_seed(seed, TrajectoryId(u, g, i), turn)
-        for seed in range(3) for u in range(3) for g in range(3) for i in range(3) for turn in range(3)
+        for seed in range(3)
+        for u in range(3)
+        for g in range(3)
+        for i in range(3)
+        for turn in range(3)
     }
     assert len(seeds) == 3**5 and max(seeds) < 1 << 62

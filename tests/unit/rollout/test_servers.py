@@ -1,0 +1,126 @@
+"""Command lines, ports, placement, and the supervision of servers given by address."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rollout_fakes import answer, serving, settings
+
+from megathunder.config.rollout import RolloutConfig
+from megathunder.errors import ConfigError, InfrastructureFailure, UserError
+from megathunder.rollout.command import check_cores, choose_port, server_command, server_environment
+from megathunder.rollout.router import StickyRouter
+from megathunder.rollout.server import GUARD
+from megathunder.rollout.supervisor import ServerPool
+from megathunder.types import ServerAddress, TrajectoryId
+
+
+def command(device: str, **sglang: str) -> list[str]:
+    return server_command(RolloutConfig(sglang=sglang), model=Path("m"), port=5, device=device, version=7)
+
+
+def test_settings_become_arguments_and_pass_through_replaces_them():
+    line = command("cpu", mem_fraction_static="0.3", sleep_on_idle="false", enable_metrics="true")
+    pairs = dict(zip(line, line[1:]))
+    assert pairs["--model-path"] == "m" and pairs["--weight-version"] == "7" and pairs["--device"] == "cpu"
+    assert pairs["--mem-fraction-static"] == "0.3" and "--enable-metrics" in line
+    assert "--sleep-on-idle" not in line
+
+
+def test_a_gpu_server_gets_no_stand_ins(tmp_path):
+    assert "torch_native" not in command("cuda")
+    assert "cpu_engine" not in server_environment("cuda", tmp_path).get("PYTHONPATH", "")
+    assert "cpu_engine" in server_environment("cpu", tmp_path)["PYTHONPATH"]
+
+
+def test_a_free_port_is_chosen_below_the_ephemeral_range():
+    assert 20000 <= choose_port("127.0.0.1", 0) < 32000
+
+
+def test_cores_that_do_not_exist_are_refused():
+    check_cores(tuple(os.sched_getaffinity(0)))
+    with pytest.raises(ConfigError, match="4096"):
+        check_cores((4096,))
+
+
+def test_the_guard_pins_and_refuses_an_orphan():
+    core = min(os.sched_getaffinity(0))
+    show = [sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"]
+    pinned = subprocess.run([sys.executable, GUARD, str(os.getpid()), str(core), *show], capture_output=True, text=True)
+    assert pinned.stdout.strip() == f"{{{core}}}"
+    orphan = subprocess.run([sys.executable, GUARD, "1", "-", *show], capture_output=True)
+    assert orphan.returncode == 113
+
+
+def test_trajectories_stay_at_home_and_new_ones_go_where_fewest_live():
+    servers = tuple(ServerAddress(name=name, url="") for name in "ab")
+    router = StickyRouter()
+    ids = [TrajectoryId(0, 0, i) for i in range(5)]
+    homes = [router.place(i, 10, servers).name for i in ids[:4]]
+    assert sorted(homes) == ["a", "a", "b", "b"]
+    assert [router.place(i, 10, servers).name for i in ids[:4]] == homes
+    for i in (i for i, home in zip(ids, homes) if home == "b"):
+        router.forget(i)
+    assert router.place(ids[4], 10, servers).name == "b"
+    survivor = (ServerAddress(name="a", url="", incarnation=1),)
+    assert router.place(ids[4], 10, survivor) == survivor[0]
+
+
+def test_an_address_without_a_server_is_an_error_that_names_it(tmp_path):
+    pool = ServerPool(settings(), tmp_path, folder=tmp_path, urls=("http://127.0.0.1:1",))
+    with pytest.raises(UserError, match="127.0.0.1:1"):
+        asyncio.run(pool.start())
+
+
+def test_a_server_that_comes_back_is_a_new_incarnation_and_waits_for_its_weights(tmp_path):
+    async def main():
+        seen = []
+
+        async def on_restart(address):
+            seen.append((address.incarnation, pool.ready))
+
+        async with serving(lambda body: answer([5])) as fake:
+            pool = ServerPool(
+                settings(health_timeout_s=2.0),
+                tmp_path,
+                folder=tmp_path,
+                urls=(fake.address.url,),
+                on_restart=on_restart,
+            )
+            await pool.start()
+            first = pool.ready[0]
+            fake.engine.healthy = False
+            pool.suspect(first)
+            while pool.ready:
+                await asyncio.sleep(0.01)
+            with pytest.raises(InfrastructureFailure, match="ready within"):
+                await pool.wait_ready(0.1)
+            fake.engine.healthy = True
+            (second,) = await pool.wait_ready(10.0)
+            await pool.close()
+            return first, second, seen
+
+    first, second, seen = asyncio.run(asyncio.wait_for(main(), 20))
+    assert (second.name, second.incarnation) == (first.name, 1) and seen == [(1, ())]
+
+
+def test_a_pool_whose_servers_are_all_lost_says_so(tmp_path):
+    async def main():
+        async with serving(lambda body: answer([5])) as fake:
+            config = settings(health_timeout_s=2.0, max_restarts=0)
+            pool = ServerPool(config, tmp_path, folder=tmp_path, urls=(fake.address.url,))
+            await pool.start()
+            fake.engine.healthy = False
+            pool.suspect(pool.ready[0])
+            with pytest.raises(InfrastructureFailure, match="every rollout server is lost"):
+                while True:
+                    await pool.wait_ready(5.0)
+                    await asyncio.sleep(0.01)
+            await pool.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
