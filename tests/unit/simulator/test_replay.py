@@ -59,13 +59,18 @@ def test_turn_release_has_a_shorter_tail_than_trajectories_only_without_replay()
     assert tails["turn_forward"] <= 0.75 * tails["turn"] and tails["turn_forward"] < tails["trajectory"]
 
 
-def test_content_ready_release_hides_a_slow_verifier() -> None:
-    workload = replace(WORK, verifier_s=0.5)
-    tails = {}
-    for ready in (False, True):
-        streaming = StreamingConfig(content_ready=ready, pack_tokens=4, max_own_accumulators=24)
-        tails[ready] = simulate(Config(streaming=streaming), workload)[1].tail_s
-    assert tails[True] < 0.5 * tails[False]
+def test_content_ready_release_hides_a_verifier_of_a_third_of_the_rollout_from_a_busy_learner() -> None:
+    workload = Workload(groups=8, group_size=8, turns=6, spread=0.5)
+    plain = draw_trace(workload, 3)
+    verifier_s = 0.3 * plain.rollout_s
+    verified = draw_trace(replace(workload, verifier_s=verifier_s), 3)
+    costs = CostModel(token_s=1.3 * plain.rollout_s / plain.tokens)
+    quick, waiting, ready = (
+        replay(Config(streaming=StreamingConfig(content_ready=r, pack_tokens=24)), trace, costs).step_wall_s
+        for trace, r in ((plain, False), (verified, False), (verified, True))
+    )
+    assert waiting - quick == pytest.approx(verifier_s)
+    assert ready - quick <= 0.2 * verifier_s
 
 
 def test_two_cells_share_the_work() -> None:
