@@ -265,7 +265,7 @@ class Fold(Wire):
 class TakeStep(Wire):
     """The barrier: reduce over data-parallel ranks once, divide by `normaliser`, clip, step. Every rank takes part.
     `skip` makes no step (an all-equal batch) but still clears the buffers and answers. `record` names a file that
-    receives the reduced, normalised gradient before the clip (Hugging Face names, safetensors); empty: none."""
+    receives the reduced, normalised gradient before the clip (safetensors); empty: none."""
 
     item: int
     update: int

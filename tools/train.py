@@ -9,6 +9,7 @@ Exit status: 0 done, 1 the run failed, 2 a setting must be mended. `--plan` prin
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -36,11 +37,19 @@ def main(argv: list[str]) -> int:
             check(config)
             show_plan(config, ranks.world)
             if not only_plan:
-                start_run(config)
-        return 0 if only_plan else run_rank(config, folder)
+                start_run(with_equal_weights(config))
+        return 0 if only_plan else run_rank(with_equal_weights(config), folder)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def with_equal_weights(config: Config) -> Config:
+    """A comparison of schedules takes every step with learning rate 0, so that all blocks start from one policy."""
+    if not config.run.alternate:
+        return config
+    still = dataclasses.replace(config.learner, learning_rate=0.0, min_learning_rate=0.0, weight_decay=0.0)
+    return dataclasses.replace(config, learner=still)
 
 
 def show_plan(config: Config, ranks: int) -> None:

@@ -34,6 +34,7 @@ from megathunder.learner.optimizer import Stepper, wrap
 from megathunder.learner.packing import whole_rows
 from megathunder.learner.parallel import Layout
 from megathunder.learner.price import Price
+from megathunder.learner.recording import record_gradient
 from megathunder.learner.weights import export_weights
 from megathunder.types import BATCH, Differentiate, Fold, SaveCheckpoint, TakeStep, WorkStats
 
@@ -100,6 +101,9 @@ class Learner:
             reduce_exactly(self._chunks, self.store, self.arithmetic)
         else:
             self.stepper.reduce()
+        if command.record and self.layout.rank == 0:
+            layout = self.store.layout
+            record_gradient(Path(command.record), layout.names, layout.home_views, command.normaliser)
         result = self.stepper.step(command.normaliser, skip=command.skip)
         self.store.clear()
         if result.stepped and self._version is not None:
