@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Compare schedules live on the same work: `python tools/compare.py --config C --schedules sync,thundersync --json OUT`.
+"""Compare schedules live on the same work: `tools/compare.py --config C --schedules sync,thundersync --json OUT`.
 
 One run takes blocks of updates under each schedule in turn (A A | B B | B B | A A ...): same prompts, sampling seeds
 and weights, so the schedules see the same trajectories. The first update of a block is a warm-up and is left out.
@@ -116,7 +116,7 @@ def _until(span: Span, update: int) -> bool:
 def show(comparison: Comparison) -> None:
     """The table a person reads."""
     table = Table(title="medians over the measured updates", title_justify="left")
-    for heading in ("schedule", "step s", "speed-up", "rollout s", "tail s", "suffix s", "busy", "lag", "gradient diff"):
+    for heading in ("schedule", "step s", "speed-up", "rollout", "tail", "suffix", "busy", "lag", "gradient diff"):
         table.add_column(heading, justify="left" if heading == "schedule" else "right")
     for row in comparison.rows():
         table.add_row(*row)

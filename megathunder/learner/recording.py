@@ -1,7 +1,7 @@
 """Keeps an update's gradient for a later comparison: reduced and normalised, before the clip.
 
-Called by `Learner.take_step` where a run records gradients. One file from rank 0, which holds its own shard: with tensor
-or pipeline parallelism that is a part of the model, enough to compare two schedules of one layout.
+Called by `Learner.take_step` where a run records gradients. One file from rank 0, which holds its own shard: with
+tensor or pipeline parallelism that is a part of the model, enough to compare two schedules of one layout.
 """
 
 from __future__ import annotations

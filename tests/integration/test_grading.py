@@ -1,4 +1,4 @@
-"""Real shell tasks in real sandboxes: sound scripts earn the reward, tricks do not, and the emulator tells the truth."""
+"""Real shell tasks in real sandboxes: sound scripts earn reward, tricks do not, and the emulator tells the truth."""
 
 from __future__ import annotations
 
