@@ -61,7 +61,7 @@ class Recipe:
     """Peak learning rate of the teacher."""
     student_lr: float = 1e-3
     """Peak learning rate of the student."""
-    soundness: float = 0.4
+    soundness: float = 0.32
     """Share of the student's demonstrations that are sound."""
     evaluation_tasks: int = 280
     """Held-out tasks that success is measured on."""
