@@ -82,4 +82,5 @@ if [ "$(cat .venv/.stamp 2>/dev/null)" != "$stamp $PWD" ]; then
     echo "setup: installed in $((SECONDS - started)) s"
 fi
 . .venv/bin/activate
+python tools/grow_policy.py examples/policies/student examples/policies/student_large >/dev/null
 print_versions
