@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 -m tests.equality.cells FOLDER OUT [--cases N] [field=value ...]
 
 Every rank knows all units of work (a group's commands in order, or one command of a group-less objective); who
-reaches a unit first takes it. Writes, from rank 0, the largest relative differences to the naive barrier gradient, the steps and
-a digest of the weights after every case, as JSON.
+reaches a unit first takes it. Writes, from rank 0, the largest relative differences to the naive barrier gradient, the
+steps and a digest of the weights after every case, as JSON.
 """
 
 import hashlib
