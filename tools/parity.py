@@ -39,6 +39,11 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
         2,
         {"tensor_parallel": 2, "sequence_parallel": True, "expert_parallel": 2, "expert_tensor_parallel": 1},
     ),
+    "cp2": (2, {"context_parallel": 2}),
+    "tp4": (4, {"tensor_parallel": 4}),
+    "tp2_sp_cp2": (4, {"tensor_parallel": 2, "sequence_parallel": True, "context_parallel": 2}),
+    "cp2_pp2": (4, {"context_parallel": 2, "pipeline_parallel": 2}),
+    "cp2_ep2": (2, {"context_parallel": 2, "expert_parallel": 2}),
     "tp2_sp_pp2": (4, {"tensor_parallel": 2, "sequence_parallel": True, "pipeline_parallel": 2}),
     "pp2_ep2": (4, {"pipeline_parallel": 2, "expert_parallel": 2}),
     "tp2_sp_ep2_etp2": (

@@ -16,7 +16,7 @@ every recomputation sees its own. `PackedAttention` is the layer spec's `core_at
     model.rotary_pos_emb = PackedRotary(model.rotary_pos_emb)
     model(ids, position_ids, None, packed_seq_params=context)
 
-Refuses attention dropout and context parallelism.
+Refuses attention dropout. Context parallelism is a subclass (`context.py`).
 """
 
 from __future__ import annotations
@@ -295,8 +295,6 @@ class PackedAttention(torch.nn.Module):
         pg_collection: object = None,
     ) -> None:
         super().__init__()
-        if config.context_parallel_size > 1:
-            raise ConfigError("context_parallel > 1", expected="1", remedy="set learner.context_parallel = 1")
         if attention_dropout or config.attention_dropout:
             raise ConfigError(
                 "attention dropout",

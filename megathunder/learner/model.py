@@ -25,6 +25,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megathunder.config.learner import LearnerConfig
 from megathunder.errors import ConfigError
 from megathunder.learner.attention import PackedAttention, PackedRotary
+from megathunder.learner.context import ContextAttention, check_heads, spread
 from megathunder.learner.families import family_of, read_config
 from megathunder.learner.families.rotary import inverse_frequencies
 from megathunder.learner.families.rules import Family
@@ -53,6 +54,12 @@ class ModelBundle:
     def tied(self) -> bool:
         """Whether the output layer is the transposed embedding."""
         return bool(self.hf.get("tie_word_embeddings", False))
+
+    @property
+    def pad_to(self) -> int:
+        """What the tokens of a micro-batch must be a multiple of: ranks hold equal shares of them."""
+        config = self.transformer_config
+        return config.context_parallel_size * (config.tensor_model_parallel_size if config.sequence_parallel else 1)
 
     @property
     def adapted(self) -> bool:
@@ -156,10 +163,11 @@ def transformer_config_of(hf: dict[str, Any], family: Family, config: LearnerCon
 def layer_specs(config: TransformerConfig, chunk: int | None) -> TransformerBlockSubmodules:
     """Megatron's own layers of this stage, with packed attention and a norm that allows sequence parallelism."""
     spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=chunk)
+    attention = ContextAttention if config.context_parallel_size > 1 else PackedAttention
     for layer in spec.layer_specs:
         parts = layer.submodules
         parts.input_layernorm = parts.pre_mlp_layernorm = RmsNorm
-        parts.self_attention.submodules.core_attention = ModuleSpec(module=PackedAttention)
+        parts.self_attention.submodules.core_attention = ModuleSpec(module=attention)
         if config.qk_layernorm:
             parts.self_attention.submodules.q_layernorm = parts.self_attention.submodules.k_layernorm = RmsNorm
     spec.layer_norm = RmsNorm
@@ -190,6 +198,8 @@ def _build_stage(
     )
     stage.rotary_pos_emb.inv_freq = frequencies
     stage.rotary_pos_emb = PackedRotary(stage.rotary_pos_emb)
+    if layout.context > 1:
+        spread(stage, config)
     return stage.to(layout.device)
 
 
@@ -226,6 +236,7 @@ def _check_divides(config: TransformerConfig, layout: Layout) -> None:
                 expected=f"a size that divides {count}",
                 remedy=f"lower learner.{setting.split()[0]}",
             )
+    check_heads(config)
     if layout.expert > 1 and not config.num_moe_experts:
         raise ConfigError(
             f"learner.expert_parallel is {layout.expert} and the model has no experts",

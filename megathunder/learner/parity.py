@@ -101,8 +101,7 @@ def _of_adapter(bundle: ModelBundle, reference: Reference, adapters: dict[str, T
 def forward_backward(bundle: ModelBundle, rows: Rows) -> tuple[Tensor, Iterator[tuple[str, Tensor]]]:
     """One packed micro-batch through Megatron's schedule (any pipeline): logits [T, V] and gradients by HF name."""
     layout, config = bundle.layout, bundle.transformer_config
-    pad_to = layout.tensor if config.sequence_parallel else 1
-    context = AttentionContext.of([RowSpan(length=len(row)) for row in rows], layout.device, pad_to=pad_to)
+    context = AttentionContext.of([RowSpan(length=len(row)) for row in rows], layout.device, pad_to=bundle.pad_to)
     tokens = torch.zeros(1, context.tokens, dtype=torch.int64, device=layout.device)
     targets, weights = tokens.clone(), torch.zeros(1, context.tokens, device=layout.device)
     for start, row in zip(context.row_starts, rows, strict=False):

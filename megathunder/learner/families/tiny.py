@@ -16,9 +16,9 @@ from megathunder.errors import ConfigError
 
 _SHAPE = {
     "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
     "num_hidden_layers": 4,
     "vocab_size": 131,
     "intermediate_size": 96,

@@ -51,7 +51,7 @@ def test_rank_file_is_the_state_dict_of_the_model(tmp_path: Path) -> None:
 def test_layout_that_does_not_split_the_model_is_refused(tmp_path: Path) -> None:
     source = make_tiny("qwen3", tmp_path / "hf")
     for layout, complaint in (
-        (FileLayout(tensor=4), "2 key/value heads over --tensor 4"),
+        (FileLayout(tensor=8), "4 key/value heads over --tensor 8"),
         (FileLayout(pipeline=3), "4 layers over --pipeline 3"),
         (FileLayout(expert=2), "0 experts over --expert 2"),
     ):

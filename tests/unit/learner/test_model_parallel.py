@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from megathunder.config.learner import LearnerConfig
 from megathunder.errors import ConfigError
+from megathunder.learner.families.tiny import make_tiny
+from megathunder.learner.model import build_model
 from megathunder.learner.parallel import check_layout, choose_device, initialize, join_coupled
 
 
@@ -60,3 +65,10 @@ def test_layouts_that_run_are_not_refused() -> None:
 def test_unknown_device_is_refused() -> None:
     with pytest.raises(ConfigError, match="tpu"):
         choose_device(LearnerConfig(device="tpu"))
+
+
+def test_more_context_ranks_than_heads_are_refused(tmp_path: Path) -> None:
+    folder = make_tiny("qwen3", tmp_path)
+    layout = replace(initialize(LearnerConfig(device="cpu")), context=8)
+    with pytest.raises(ConfigError, match="context_parallel 8 with 4 key/value heads"):
+        build_model(LearnerConfig(device="cpu", context_parallel=8), layout, folder=folder)
