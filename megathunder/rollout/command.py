@@ -71,7 +71,7 @@ def server_environment(device: str, temporary: Path) -> dict[str, str]:
     if device == "cpu":
         path = [str(CPU_ENGINE), *filter(None, [environment.get("PYTHONPATH")])]
         environment.update(SGLANG_USE_CPU_ENGINE="1", OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(path))
-        environment["SGLANG_PLUGINS"] = "megathunder_seeded_sampling"
+        environment["SGLANG_PLUGINS"] = "megathunder_seeded_sampling,megathunder_forked_start"
         environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "false"
     return environment
 
