@@ -254,12 +254,16 @@ class Differentiate(Wire):
 
 
 class Fold(Wire):
-    """Accumulator arithmetic at the closure of a group: apply `terms` in order, then release `free`."""
+    """Accumulator arithmetic at the closure of a group: apply `terms` in order, then release `free`.
+
+    `settled` names groups that no later work of this update belongs to: a shared prompt of theirs is differentiated now
+    (without it, at the step)."""
 
     item: int
     update: int
     terms: tuple[FoldTerm, ...] = ()
     free: tuple[AccumulatorKey, ...] = ()
+    settled: tuple[int, ...] = ()
 
 
 class TakeStep(Wire):

@@ -52,8 +52,9 @@ class LearnerConfig:
     """Linear layers, by their Hugging Face names, that get an adapter; expert layers included."""
     lora_adapter: str = ""
     """Folder of a PEFT-format adapter to start from; empty: random."""
-    shared_prompt: bool = False
-    """Forward and backward a group's prompt once instead of once a trajectory."""
+    shared_prompt: Literal["off", "group", "packed"] = "off"
+    """A group's prompt is computed once instead of once a trajectory: `group` once a cell and update, its activations
+    held until the group is closed; `packed` once a micro-batch, nothing held."""
     learning_rate: float = 5e-4
     """Step size of AdamW after the warm-up."""
     min_learning_rate: float = 0.0

@@ -2,14 +2,14 @@
 
     pieces -> MicroBatch -> log-probabilities [N] -> row losses [R] -> backward with each row's scale
 
-Forward and backward are apart, so that a pass can be held while the coefficient of its rows is unknown. A piece without
+Forward and backward are apart, so that a pass can be held while the weights of its rows are unknown. A piece without
 trained tokens still runs through the whole model: that is how deferred context gradients, injected at its keys and
-values, reach the parameters. Called by `learner.py` and `prefix.py`.
+values, reach the parameters. Called by `learner.py` and `prefix/`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,8 +18,9 @@ from torch import Tensor
 from megathunder.learner.attention import KeyValue
 from megathunder.learner.loss import TokenLoss
 from megathunder.learner.packing import MicroBatch, Piece, pack
+from megathunder.learner.pipeline import Flow, Pipeline
 from megathunder.learner.price import Price
-from megathunder.types import TrainRow, WorkStats
+from megathunder.types import WorkStats
 
 
 @dataclass(slots=True, eq=False)
@@ -32,32 +33,43 @@ class Tally:
     replay_tokens: int = 0
     flops: float = 0.0
     extra: dict[str, float] = field(default_factory=dict)
-    _sums: list[Tensor] = field(default_factory=list)  # [3] each: loss, sum and maximum of |difference|
+    _losses: list[Tensor] = field(default_factory=list)
+    _gaps: list[Tensor] = field(default_factory=list)  # [2] each: sum and maximum of |learner - engine|
 
-    def computed(self, batch: MicroBatch, *, passes: int, replayed: bool = False) -> None:
-        """Count tokens and operations; what is replayed counts as operations and as replayed tokens only."""
-        spans = [(p.first, p.end) for p in batch.pieces]
-        self.flops += self.price.flops(spans, batch.trained_tokens, passes=passes)
-        if replayed:
+    def forwarded(self, batch: MicroBatch, *, replay: bool = False) -> None:
+        """Count a forward; tokens that are only computed again count as replayed."""
+        self._operations(batch, passes=1)
+        if replay:
             self.replay_tokens += batch.tokens
         else:
             self.tokens += batch.tokens
             self.trained_tokens += batch.trained_tokens
 
-    def observe(self, loss: Tensor, batch: MicroBatch, logprobs: Tensor) -> None:
-        """Record the loss and how far learner and engine are apart on the trained tokens."""
-        gap = (logprobs - batch.engine).abs()
-        highest = gap.amax() if gap.numel() else gap.new_zeros(())
-        self._sums.append(torch.stack([loss.to(gap.dtype), gap.sum(), highest]))
+    def reversed(self, batch: MicroBatch) -> None:
+        """Count a backward."""
+        self._operations(batch, passes=2)
+
+    def _operations(self, batch: MicroBatch, *, passes: int) -> None:
+        spans = [(p.first, p.end) for p in batch.pieces]
+        self.flops += self.price.flops(spans, batch.trained_tokens, passes=passes)
+
+    def loss(self, loss: Tensor) -> None:
+        self._losses.append(loss)
+
+    def gap(self, batch: MicroBatch, logprobs: Tensor) -> None:
+        """Record how far learner and engine are apart on the trained tokens."""
+        if logprobs.numel():
+            apart = (logprobs - batch.engine).abs()
+            self._gaps.append(torch.stack([apart.sum(), apart.amax()]))
 
     def stats(self, *, accumulator_bytes: int) -> WorkStats:
-        rows = torch.stack(self._sums).tolist() if self._sums else []
+        gaps = torch.stack(self._gaps).tolist() if self._gaps else []
         return WorkStats(
             tokens=self.tokens,
             trained_tokens=self.trained_tokens,
-            loss_sum=sum(row[0] for row in rows),
-            logprob_diff_sum=sum(row[1] for row in rows),
-            logprob_diff_max=max((row[2] for row in rows), default=0.0),
+            loss_sum=float(torch.stack(self._losses).sum()) if self._losses else 0.0,
+            logprob_diff_sum=sum(gap[0] for gap in gaps),
+            logprob_diff_max=max((gap[1] for gap in gaps), default=0.0),
             flops=self.flops,
             replay_tokens=self.replay_tokens,
             accumulator_bytes=accumulator_bytes,
@@ -67,59 +79,77 @@ class Tally:
 
 @dataclass(slots=True, eq=False)
 class Pass:
-    """A forward that waits for its backward: `losses` [R] without scale, attached to the graph."""
+    """A forward that waits for its backward. The log-probabilities [N] are on the last stage alone."""
 
     batch: MicroBatch
-    logprobs: Tensor  # [N], detached
-    losses: Tensor | None
+    flow: Flow
 
-    def backward(self, scales: Tensor | None = None) -> Tensor:
-        """Add the gradient of sum_r scale_r loss_r and free the graph; returns that loss, detached."""
-        scales = self.batch.scales if scales is None else scales
-        losses, self.losses = self.losses, None
-        losses.backward(scales)
-        return losses.detach() @ scales
+    @property
+    def logprobs(self) -> Tensor | None:
+        return None if self.flow.result is None else self.flow.result.detach()
 
 
 class Runner:
-    """Runs the model of this rank. `model(ids, positions, None, packed_seq_params=context)` answers [N]."""
+    """Runs micro-batches through this rank's part of the model."""
 
     def __init__(
-        self,
-        model: Callable[..., Tensor],
-        loss: TokenLoss,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        pad_to: int = 1,
+        self, pipeline: Pipeline, loss: TokenLoss, *, device: torch.device, dtype: torch.dtype, pad_to: int = 1
     ) -> None:
-        self._model, self._loss = model, loss
-        self.device, self._pad_to = device, pad_to
+        self._pipeline, self.token_loss, self._device, self._pad_to = pipeline, loss, device, pad_to
         self._dtype = torch.float64 if dtype is torch.float64 else torch.float32
 
     def forward(
         self,
         pieces: Sequence[Piece],
+        tally: Tally,
         *,
         captured: dict[int, KeyValue] | None = None,
         inject: dict[int, KeyValue] | None = None,
+        replay: bool = False,
     ) -> Pass:
         """Forward of `pieces` in one sequence. `captured` and `inject` are those of `AttentionContext`."""
-        batch = pack(pieces, self.device, dtype=self._dtype, pad_to=self._pad_to)
+        batch = pack(pieces, self._device, dtype=self._dtype, pad_to=self._pad_to)
         context = batch.context
         context.captured, context.inject = captured, inject
-        logprobs = self._model(batch.token_ids, context.position_ids[None], None, packed_seq_params=context)
-        losses = self._loss.row_losses(batch, logprobs)
-        return Pass(batch, logprobs.detach(), losses)
+        flow = self._pipeline.forward(batch.token_ids, context)
+        context.captured = None  # a recomputation during backward must not write again
+        tally.forwarded(batch, replay=replay)
+        done = Pass(batch, flow)
+        if done.logprobs is not None:
+            tally.gap(batch, done.logprobs)
+        return done
+
+    def backward(self, held: Pass, tally: Tally) -> None:
+        """Add the gradient of sum_r scale_r loss_r, with the scales and scores of `held.batch` as they are now."""
+        batch = held.batch
+
+        def of_result() -> None:
+            losses = self.token_loss.row_losses(batch, held.flow.result)
+            losses.backward(batch.scales)
+            tally.loss(losses.detach() @ batch.scales)
+
+        self._pipeline.backward(held.flow, batch.context, of_result)
+        tally.reversed(batch)
 
     def differentiate(self, pieces: Sequence[Piece], tally: Tally) -> None:
-        """Forward and backward of pieces whose scales are known."""
-        done = self.forward(pieces)
-        loss = done.backward()
-        tally.computed(done.batch, passes=3)
-        tally.observe(loss, done.batch, done.logprobs)
+        """Forward and backward of pieces whose weights are known; enough micro-batches to fill the pipeline."""
+        held = [self.forward(part, tally) for part in split(pieces, self._pipeline.stages)]
+        for one in held:
+            self.backward(one, tally)
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until everything sent to other stages has left."""
+        self._pipeline.settle()
 
 
-def scaled(row: TrainRow, scale: float) -> TrainRow:
-    """`row` with another scale."""
-    return TrainRow(**{**{f: getattr(row, f) for f in row.__struct_fields__}, "scale": scale})
+def split(pieces: Sequence[Piece], stages: int) -> list[list[Piece]]:
+    """Micro-batches for a pipeline of `stages`: two a stage where there are pieces enough, of about equal tokens."""
+    count = 1 if stages == 1 else min(len(pieces), 2 * stages)
+    parts: list[list[Piece]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for piece in sorted(pieces, key=lambda p: -p.length):
+        lightest = loads.index(min(loads))
+        parts[lightest].append(piece)
+        loads[lightest] += piece.length
+    return parts if count > 1 else [list(pieces)]

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from megathunder.config.root import Config
@@ -25,18 +24,20 @@ from megathunder.learner import state
 from megathunder.learner.accumulators.arithmetic import FixedPointArithmetic, FloatArithmetic
 from megathunder.learner.accumulators.layout import GradientLayout
 from megathunder.learner.accumulators.store import AccumulatorStore
-from megathunder.learner.backward import Runner, Tally, scaled
+from megathunder.learner.backward import Runner, Tally
+from megathunder.learner.cell import summed_over_cell
 from megathunder.learner.exact import reduce_exactly
 from megathunder.learner.logprobs import attach
 from megathunder.learner.loss import TokenLoss
 from megathunder.learner.model import DTYPES, ModelBundle, build_model
 from megathunder.learner.optimizer import Stepper, wrap
-from megathunder.learner.packing import whole_rows
 from megathunder.learner.parallel import Layout
+from megathunder.learner.pipeline import Pipeline
 from megathunder.learner.price import Price
 from megathunder.learner.recording import record_gradient
+from megathunder.learner.release import Release
 from megathunder.learner.weights import export_weights
-from megathunder.types import BATCH, Differentiate, Fold, SaveCheckpoint, TakeStep, WorkStats
+from megathunder.types import Differentiate, Fold, SaveCheckpoint, TakeStep, WorkStats
 
 
 class Learner:
@@ -54,14 +55,16 @@ class Learner:
         self.arithmetic = FixedPointArithmetic(gradients, settings.exact_range) if exact else FloatArithmetic(gradients)
         self.store = AccumulatorStore(gradients, self.arithmetic, on_host=settings.accumulator_placement == "host")
         self.stepper = Stepper(self._chunks, gradients, settings, config.run.updates)
-        self._runner = Runner(
-            self._chunks[0],
+        dtype, transformer = DTYPES[settings.dtype], self.bundle.transformer_config
+        self.runner = Runner(
+            Pipeline(self._chunks, layout, transformer.hidden_size, dtype),
             TokenLoss.of(config),
             device=layout.device,
-            dtype=DTYPES[settings.dtype],
+            dtype=dtype,
             pad_to=settings.tensor_parallel if settings.sequence_parallel else 1,
         )
-        self._price = Price.of(self.bundle.transformer_config, self.bundle.vocab_size)
+        self.release = Release(config, layout, self.runner, self.store)
+        self._price = Price.of(transformer, self.bundle.vocab_size)
         self._version: int | None = None  # of the update in progress
         self._stale_below = -1
 
@@ -79,24 +82,19 @@ class Learner:
         """Add the gradient of the command's rows to its target."""
         self._check_version(command.policy_version)
         tally = Tally(self._price)
-        pieces = whole_rows(command.rows)
-        if self.arithmetic.exact:
-            # One row a pass: the gradient of a row then never depends on what it was packed with.
-            for piece in pieces:
-                self._one_exactly(command, piece.row, tally)
-        elif pieces:
-            with self.store.collect(command.target, reward=command.reward):
-                self._runner.differentiate(pieces, tally)
-        return tally.stats(accumulator_bytes=self.store.bytes)
+        self.release.differentiate(command, tally)
+        return summed_over_cell(tally.stats(accumulator_bytes=self.store.bytes), self.layout)
 
     def fold(self, command: Fold) -> WorkStats:
         """Apply the closure of a group."""
-        self.store.fold(command)
-        return WorkStats(accumulator_bytes=self.store.bytes)
+        tally = Tally(self._price)
+        self.release.fold(command, tally)
+        return summed_over_cell(tally.stats(accumulator_bytes=self.store.bytes), self.layout)
 
     def take_step(self, command: TakeStep) -> WorkStats:
         """The barrier: every rank of the job calls this once an update, whatever it differentiated."""
-        self.store.layout.point_home()
+        tally = Tally(self._price)
+        self.release.finish(tally)
         if self.arithmetic.exact:
             reduce_exactly(self._chunks, self.store, self.arithmetic)
         else:
@@ -114,8 +112,16 @@ class Learner:
             stepped=result.stepped,
             skip_reason=result.skip_reason,
             learning_rate=result.learning_rate,
+            flops=tally.flops,
+            replay_tokens=tally.replay_tokens,
             accumulator_bytes=self.store.bytes,
         )
+
+    def abandon_update(self) -> None:
+        """Drop everything an unfinished update has added."""
+        self.release.clear()
+        self.store.abandon()
+        self._version = None
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, full tensor) on the cell's leader; other ranks of the cell must exhaust it too."""
@@ -137,14 +143,6 @@ class Learner:
     def gradients(self) -> list[tuple[str, Tensor]]:
         """(Megatron name, gradient) of the batch accumulator of this rank, not reduced (fp32 accumulator)."""
         return list(zip(self.store.layout.names, self.store.layout.home_views, strict=True))
-
-    def _one_exactly(self, command: Differentiate, row: object, tally: Tally) -> None:
-        """Backward with the row's own factor, then the group's coefficient as an integer."""
-        to_batch = command.target == BATCH
-        unit = scaled(row, 1.0) if to_batch else row
-        coefficient = row.scale if to_batch else 1.0
-        with self.store.collect(command.target, coefficient=coefficient):
-            self._runner.differentiate(whole_rows([unit]), tally)
 
     def _check_version(self, version: int) -> None:
         if self._version is None:

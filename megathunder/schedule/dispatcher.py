@@ -48,7 +48,7 @@ class Dispatcher:
         # One row an item where packing would change the rounding of a contribution.
         self._limits = PackLimits(tokens=streaming.pack_tokens, rows=1 if exact else streaming.pack_rows)
         self._folder = Folder(board.objective, once=exact) if isinstance(board.objective, Grpo) else None
-        self._prompt_affinity = config.learner.shared_prompt
+        self._prompt_affinity = config.learner.shared_prompt != "off"
         self._items: dict[int, Item] = {}
         self._next_item = board.update << 20
         self.refusal = Idle.NO_WORK

@@ -48,7 +48,7 @@ def test_streamed_grpo_gradient_equals_barrier_gradient(
     groups = worlds.random_groups(rng, values=values, sizes=sizes)
     grpo = GrpoConfig(advantage=advantage, importance_cap=cap)
     loss = LossConfig(normalisation=normalisation, constant=7.0)
-    learner._runner._loss = type(learner._runner._loss)(importance_cap=cap)
+    learner.runner.token_loss = type(learner.runner.token_loss)(importance_cap=cap)
     worlds.clear(learner)
     z = worlds.stream_grpo(
         learner, groups, rng, grpo=grpo, loss=loss, reward_values=reward_values, content_ready=content_ready
@@ -94,7 +94,7 @@ def test_the_step_equals_a_textbook_step_on_the_barrier_gradient(learner):
     shadow = {n: p.detach().clone().requires_grad_() for n, p in zip(names, parameters, strict=True)}
     config = learner.stepper._config
     textbook = torch.optim.AdamW(shadow.values(), lr=config.learning_rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=0)
-    learner._runner._loss = type(learner._runner._loss)()
+    learner.runner.token_loss = type(learner.runner.token_loss)()
     for update in range(3):
         rng = random.Random(update)
         groups = worlds.random_groups(rng, values=(0.0, 1.0), sizes=[4, 4])
@@ -113,3 +113,44 @@ def test_the_step_equals_a_textbook_step_on_the_barrier_gradient(learner):
         assert stats.stepped and abs(stats.grad_norm - float(norm)) < 1e-4 * float(norm)
         worst = max(float((p.detach() - shadow[n]).abs().max()) for n, p in zip(names, parameters, strict=True))
         assert worst < (2e-5 if tolerance(learner) > 1e-9 else 1e-11)
+
+
+@pytest.fixture(scope="module")
+def exact_learner(tmp_path_factory):
+    folder = worlds.write_model(tmp_path_factory.mktemp("model"))
+    return worlds.make_learner(worlds.make_config(folder, accumulator="exact"))
+
+
+@FEW
+@given(
+    seed=st.integers(0, 10**6),
+    orders=st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)),
+    values=st.sampled_from([(0.0, 1.0), (0.0, 0.25, 0.5, 1.0)]),
+    content_ready=st.sampled_from([0.0, 0.7]),
+)
+def test_exact_sums_are_bit_identical_for_any_order_and_packing(exact_learner, seed, orders, values, content_ready):
+    learner = exact_learner
+    groups = worlds.random_groups(random.Random(seed), values=values, sizes=[3, 4])
+    sums = []
+    for order, ready in zip(orders, (0.0, content_ready), strict=True):
+        worlds.clear(learner)
+        z = worlds.stream_grpo(learner, groups, random.Random(order), reward_values=99, content_ready=ready)
+        sums.append([flat.clone() for flat in learner.store.batch.flats])
+    assert all(torch.equal(a, b) for a, b in zip(*sums, strict=True))
+    naive = grpo_loss(worlds.logprobs_of(learner), groups, advantage="std")
+    if torch.is_tensor(naive):
+        got = worlds.streamed_gradient(learner, 1.0 / z)
+        assert worlds.largest_difference(got, worlds.naive_gradient(learner, naive)) < 1e-5
+
+
+@settings(FEW, max_examples=5)
+@given(seed=st.integers(0, 10**6), reward_values=st.sampled_from([0, 2]))
+def test_accumulators_on_the_host_equal_the_barrier(tmp_path_factory, seed, reward_values):
+    folder = worlds.write_model(tmp_path_factory.mktemp("model"))
+    learner = worlds.make_learner(worlds.make_config(folder, accumulator_placement="host"))
+    groups = worlds.random_groups(random.Random(seed), values=(0.0, 0.4, 1.0), sizes=[3, 4])
+    z = worlds.stream_grpo(learner, groups, random.Random(seed), reward_values=reward_values, content_ready=0.3)
+    naive = grpo_loss(worlds.logprobs_of(learner), groups, advantage="std")
+    if torch.is_tensor(naive):
+        got = worlds.streamed_gradient(learner, 1.0 / z)
+        assert worlds.largest_difference(got, worlds.naive_gradient(learner, naive)) < 1e-5

@@ -15,7 +15,9 @@ import torch
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.objective import GrpoConfig, LossConfig
 from megathunder.config.root import Config
+from megathunder.config.streaming import StreamingConfig
 from megathunder.learner.attention import AttentionContext, RowSpan
+from megathunder.learner.backward import Tally
 from megathunder.learner.parallel import initialize
 from megathunder.objectives import base
 from megathunder.objectives.chain import train_rows
@@ -62,9 +64,9 @@ def write_model(folder, *, layers=2, hidden=32, heads=4, groups=2, ffn=48, vocab
     return folder
 
 
-def make_config(folder, *, dtype="float32", **learner):
+def make_config(folder, *, dtype="float32", release="trajectory", **learner):
     settings = LearnerConfig(model=str(folder), dtype=dtype, device="cpu", learning_rate=1e-2, clip_grad=1.0, **learner)
-    return Config(learner=settings)
+    return Config(learner=settings, streaming=StreamingConfig(release=release, pack_tokens=40))
 
 
 def make_learner(config, seed=3):
@@ -135,7 +137,10 @@ def random_trajectory(rng, group, index, *, turns=3, reward=None, split=False):
     prompt = tuple(prompt_rng.randrange(VOCABULARY) for _ in range(prompt_rng.randint(2, 9)))
     segments = [Segment(role=Role.PROMPT, token_ids=prompt), action()]
     for _ in range(rng.randint(0, turns - 1)):
-        segments += [Segment(role=Role.OBSERVATION, token_ids=tokens(1, 5)), action()]
+        # Now and then nothing is observed: the next turn then starts with a trained token.
+        seen = tokens(0, 5)
+        segments += [Segment(role=Role.OBSERVATION, token_ids=seen)] if seen else []
+        segments.append(action())
     rows = [Row(segments=tuple(segments))]
     if split:
         rows.append(Row(segments=(Segment(role=Role.PROMPT, token_ids=tokens(2, 5)), action())))
@@ -146,7 +151,7 @@ def random_trajectory(rng, group, index, *, turns=3, reward=None, split=False):
         end_reason=EndReason.ANSWERED,
         started_s=0.0,
         completed_s=1.0,
-        turns=len(segments) // 2,
+        turns=sum(s.role is Role.ACTION for s in segments),
         reward=reward,
     )
 
@@ -267,8 +272,8 @@ def step(learner, normaliser, update=0, skip=False):
 
 
 def clear(learner):
-    learner.store.abandon()
-    learner._version, learner._stale_below = None, -1
+    learner.abandon_update()
+    learner._stale_below = -1
 
 
 def replace(config, **sections):
@@ -277,3 +282,7 @@ def replace(config, **sections):
 
 def contribution(group, index):
     return ContributionId(0, group, index)
+
+
+def tally(learner):
+    return Tally(learner._price)

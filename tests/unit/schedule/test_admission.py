@@ -120,7 +120,8 @@ def test_an_open_group_stays_on_its_cell_and_direct_work_goes_to_any() -> None:
 
 
 def test_a_shared_prompt_keeps_direct_work_on_its_cell_unless_the_other_would_idle() -> None:
-    config = Config(learner=LearnerConfig(shared_prompt=True), streaming=StreamingConfig(pack_rows=1), schedule="sync")
+    learner, streaming = LearnerConfig(shared_prompt="group"), StreamingConfig(pack_rows=1)
+    config = Config(learner=learner, streaming=streaming, schedule="sync")
     scheduler = UpdateScheduler(config, 0, 0, [2, 2], cells=2)
     give(scheduler, *(rewarded(g, i, float(i)) for g in (0, 1) for i in (0, 1)))
     a, b = scheduler.next_work(0, 0.0), scheduler.next_work(1, 0.0)

@@ -1,0 +1,150 @@
+"""The prompt of a group, forwarded once and backwarded once a cell and update, for every kind of accumulator.
+
+    first row of a group     forward of the prompt's P - 1 tokens; the pass is held
+    every row                its tokens from P - 1 on, with the prompt's keys and values as leaves;
+                             dK, dV are added to what the row's *accumulator* owes to the prompt
+    fold                     owed[batch] += coefficient * owed[class], as for the accumulators themselves
+    settle                   one backward of the prompt with owed[batch] injected, into the batch accumulator
+
+The prompt's last token is computed by every row: its hidden state predicts the row's first token. `settle` comes when
+the group is closed, at the latest at the step; a group that is added to after it was settled forwards its prompt again.
+`share_prompts` is the variant without state: within one micro-batch, rows of a group see one copy of their prompt.
+Called by `learner.py`. Both report the prompt tokens that were not computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from megathunder.learner.attention import KeyValue, Prefix, RowSpan
+from megathunder.learner.backward import Pass, Runner, Tally
+from megathunder.learner.packing import Piece, last_computed, whole_rows
+from megathunder.learner.prefix.cache import Cache, Layers, add_leading, laid_out, leaf_gradients
+from megathunder.types import BATCH, AccumulatorKey, Differentiate, Fold, TrainRow
+
+SAVED = "prompt_tokens_not_computed"
+
+
+@dataclass(slots=True, eq=False)
+class _Prompt:
+    """One prompt, its held pass, and what each accumulator owes to its keys and values."""
+
+    token_ids: tuple[int, ...]  # the P - 1 shared tokens
+    cache: Cache
+    held: Pass
+    inject: dict[int, KeyValue]
+    owed: dict[AccumulatorKey, Layers] = field(default_factory=dict)
+
+
+class SharedPrompts:
+    """Prompts of the groups of this cell."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._prompts: dict[tuple[int, tuple[int, ...]], _Prompt] = {}
+
+    @property
+    def open_prompts(self) -> int:
+        return len(self._prompts)
+
+    def differentiate(self, command: Differentiate, tally: Tally) -> None:
+        """Forward and backward of the command's rows. Runs inside `store.collect(target)`."""
+        pieces: list[Piece] = []
+        leaves: dict[int, tuple[_Prompt, Prefix]] = {}
+        for whole in whole_rows(command.rows):
+            prompt = self._prompt_of(whole.row, tally)
+            if prompt is None:
+                pieces.append(whole)
+                continue
+            if id(prompt) not in leaves:
+                leaves[id(prompt)] = (prompt, prompt.cache.leaves())
+            shared = prompt.cache.tokens
+            span = RowSpan(length=whole.end - shared, start=shared, prefix=leaves[id(prompt)][1], prefix_tokens=shared)
+            pieces.append(Piece(row=whole.row, first=shared, end=whole.end, span=span))
+            tally.extra[SAVED] = tally.extra.get(SAVED, 0.0) + shared
+        if not pieces:
+            return
+        done = self._runner.forward(pieces, tally)
+        self._runner.backward(done, tally)
+        self._runner.settle()
+        for prompt, prefix in leaves.values():
+            gradients = leaf_gradients(prefix)
+            add_leading(prompt.owed.setdefault(command.target, {}), gradients)
+            if command.target.kind == "moment":
+                second = prompt.owed.setdefault(command.target._replace(slot=1), {})
+                add_leading(second, gradients, command.reward)
+
+    def fold(self, fold: Fold) -> None:
+        """What the accumulators do, done to what they owe."""
+        for prompt in self._prompts.values():
+            for term in fold.terms:
+                if term.source in prompt.owed:
+                    into = prompt.owed.setdefault(term.target, {})
+                    add_leading(into, prompt.owed[term.source], term.coefficient)
+            for key in fold.free:
+                prompt.owed.pop(key, None)
+
+    def settle(self, groups: Sequence[int] | None, tally: Tally) -> None:
+        """Backward of the prompts of `groups` (None: of all) that owe nothing to an open accumulator any more.
+
+        Runs inside `store.collect(BATCH)`.
+        """
+        for name, prompt in list(self._prompts.items()):
+            if groups is not None and name[0] not in groups:
+                continue
+            if set(prompt.owed) - {BATCH}:
+                continue
+            del self._prompts[name]
+            if owed := prompt.owed.get(BATCH):
+                parts = [(0, 0, prompt.cache.tokens, owed)]
+                prompt.inject.update(laid_out(parts, prompt.held.batch.context.tokens))
+                self._runner.backward(prompt.held, tally)
+                self._runner.settle()
+
+    def clear(self) -> None:
+        self._prompts.clear()
+
+    def _prompt_of(self, row: TrainRow, tally: Tally) -> _Prompt | None:
+        """The prompt of `row`, forwarded on first use; None where there is too little to share."""
+        shared = row.prompt_tokens - 1
+        if shared < 1 or last_computed(row, keep_all=False) <= shared or any(row.loss_mask[: row.prompt_tokens]):
+            return None
+        tokens = row.token_ids[:shared]
+        name = (row.source.group, tokens)
+        found = self._prompts.get(name)
+        if found is None:
+            piece = Piece(row=row, first=0, end=shared, span=RowSpan(length=shared), trained=False)
+            captured: dict[int, KeyValue] = {}
+            inject: dict[int, KeyValue] = {}
+            held = self._runner.forward([piece], tally, captured=captured, inject=inject)
+            self._runner.settle()
+            cache = Cache()
+            cache.extend(captured, 0, shared)
+            tally.extra[SAVED] = tally.extra.get(SAVED, 0.0) - shared
+            found = self._prompts[name] = _Prompt(tokens, cache, held, inject)
+        return found
+
+
+def share_prompts(rows: Sequence[TrainRow], tally: Tally) -> list[Piece]:
+    """Pieces of one micro-batch in which rows of a group see one copy of their prompt (two rows or more)."""
+    pieces: list[Piece] = []
+    families: dict[tuple[int, tuple[int, ...]], list[Piece]] = {}
+    for whole in whole_rows(rows):
+        shared = whole.row.prompt_tokens - 1
+        if shared < 1 or whole.end <= shared or any(whole.row.loss_mask[: whole.row.prompt_tokens]):
+            pieces.append(whole)
+        else:
+            families.setdefault((whole.row.source.group, whole.row.token_ids[:shared]), []).append(whole)
+    for (_, tokens), members in families.items():
+        if len(members) == 1:
+            pieces += members
+            continue
+        shared, parent = len(tokens), len(pieces)
+        first = members[0].row
+        pieces.append(Piece(row=first, first=0, end=shared, span=RowSpan(length=shared), trained=False))
+        for member in members:
+            span = RowSpan(length=member.end - shared, start=shared, parent=parent, parent_tokens=shared)
+            pieces.append(Piece(row=member.row, first=shared, end=member.end, span=span))
+        tally.extra[SAVED] = tally.extra.get(SAVED, 0.0) + shared * (len(members) - 1)
+    return pieces

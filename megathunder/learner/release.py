@@ -1,0 +1,157 @@
+"""How the rows of a command are run: whole, turn by turn, forward first, or with a shared prompt.
+
+    streaming.release     learner.shared_prompt    here
+    trajectory            off                      one packed micro-batch
+    trajectory            packed                   one packed micro-batch, one copy of each prompt
+    trajectory            group                    prefix/prompt.py
+    turn                  off                      prefix/eager.py
+    turn_forward          off                      prefix/forward.py
+
+Under exact sums every row runs alone, so that its gradient never depends on what it would have been packed with.
+Replicas of a cell that experts tie together share the rows and run the same number of passes.
+Called by `learner.py`. Refuses combinations that are not in the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+from megathunder.config.root import Config
+from megathunder.errors import ConfigError
+from megathunder.learner.accumulators.store import AccumulatorStore
+from megathunder.learner.backward import Runner, Tally
+from megathunder.learner.packing import Piece, whole_rows
+from megathunder.learner.parallel import Layout
+from megathunder.learner.prefix.eager import EagerTurns
+from megathunder.learner.prefix.forward import ForwardTurns
+from megathunder.learner.prefix.prompt import SharedPrompts, share_prompts
+from megathunder.types import BATCH, Differentiate, Fold, TrainRow
+
+
+class Release:
+    """One of the lines of the table, chosen by the configuration."""
+
+    def __init__(self, config: Config, layout: Layout, runner: Runner, store: AccumulatorStore) -> None:
+        check_release(config, layout)
+        self._layout, self._runner, self._store = layout, runner, store
+        self._pack_prompts = config.learner.shared_prompt == "packed"
+        self._prompts = SharedPrompts(runner) if config.learner.shared_prompt == "group" else None
+        self._turns: EagerTurns | ForwardTurns | None = None
+        if config.streaming.release == "turn":
+            self._turns = EagerTurns(runner, replay_tokens=config.streaming.pack_tokens)
+        elif config.streaming.release == "turn_forward":
+            self._turns = ForwardTurns(runner)
+
+    def differentiate(self, command: Differentiate, tally: Tally) -> None:
+        """Add the gradient of the command's rows to its target (or hold their forward passes)."""
+        self._open(command)
+        if not self._store.arithmetic.exact:
+            self._run(command, tally)
+            return
+        for row in command.rows:
+            self._run_exactly(command, row, tally)
+
+    def fold(self, command: Fold, tally: Tally) -> None:
+        """Fold the accumulators, and what they owe to shared prompts."""
+        self._store.fold(command)
+        if self._prompts:
+            self._prompts.fold(command)
+            if command.settled:
+                with self._store.collect(BATCH):
+                    self._prompts.settle(command.settled, tally)
+
+    def finish(self, tally: Tally) -> None:
+        """Settle what is still owed before the step; chains that never ended are dropped."""
+        if self._prompts:
+            with self._store.collect(BATCH):
+                self._prompts.settle(None, tally)
+        self.clear()
+        self._store.layout.point_home()
+
+    def clear(self) -> None:
+        for part in (self._turns, self._prompts):
+            if part:
+                part.clear()
+
+    def _open(self, command: Differentiate) -> None:
+        """A target exists from its first command on, also if none of the rows can add to it."""
+        if command.target.kind == "batch" or not command.last and isinstance(self._turns, ForwardTurns):
+            return
+        self._store.of(command.target)
+        if command.target.kind == "moment":
+            self._store.of(command.target._replace(slot=1))
+
+    def _run(self, command: Differentiate, tally: Tally) -> None:
+        if isinstance(self._turns, ForwardTurns) and not command.last:
+            self._turns.differentiate(command, tally)
+            return
+        with self._collect(command):
+            if self._turns:
+                self._turns.differentiate(command, tally)
+            elif self._prompts:
+                self._prompts.differentiate(command, tally)
+            elif pieces := self._pieces(command, tally):
+                self._runner.differentiate(pieces, tally)
+
+    @contextlib.contextmanager
+    def _collect(self, command: Differentiate, coefficient: float = 1.0) -> Iterator[None]:
+        with self._store.collect(command.target, reward=command.reward, coefficient=coefficient):
+            yield
+
+    def _pieces(self, command: Differentiate, tally: Tally) -> list[Piece]:
+        if self._pack_prompts:
+            return share_prompts(command.rows, tally)
+        pieces = whole_rows(command.rows)
+        replicas = self._layout.cell_replicas
+        if replicas == 1 or not pieces:
+            return pieces
+        mine = pieces[self._layout.cell_replica :: replicas]
+        # A replica without a row of its own still takes part in the experts' collectives.
+        return mine or [replace(pieces[0], trained=False)]
+
+    def _run_exactly(self, command: Differentiate, row: TrainRow, tally: Tally) -> None:
+        """One row: backward with its own factor, or for the batch with factor 1 and its weight as an integer."""
+        coefficient = 1.0
+        if command.target == BATCH and (command.last or not isinstance(self._turns, ForwardTurns)):
+            coefficient, row = row.scale, with_scale(row, 1.0 if row.scale else 0.0)
+        fields = {name: getattr(command, name) for name in command.__struct_fields__}
+        single = Differentiate(**fields | {"rows": (row,)})
+        if isinstance(self._turns, ForwardTurns) and not command.last:
+            self._turns.differentiate(single, tally)
+            return
+        with self._collect(command, coefficient):
+            if self._turns:
+                self._turns.differentiate(single, tally)
+            elif pieces := self._pieces(single, tally):
+                self._runner.differentiate(pieces, tally)
+
+
+def with_scale(row: TrainRow, scale: float) -> TrainRow:
+    """`row` with another scale."""
+    fields = {name: getattr(row, name) for name in row.__struct_fields__}
+    return TrainRow(**fields | {"scale": scale})
+
+
+def check_release(config: Config, layout: Layout) -> None:
+    """Raise ConfigError for a combination that is not in the table."""
+    release, prompt = config.streaming.release, config.learner.shared_prompt
+    if release != "trajectory" and prompt != "off":
+        raise ConfigError(
+            f"streaming.release = {release!r} with learner.shared_prompt = {prompt!r}",
+            expected="shared prompts with release = 'trajectory': turns already keep their own context",
+            remedy="set learner.shared_prompt=off or streaming.release=trajectory",
+        )
+    if config.learner.accumulator == "exact" and prompt != "off":
+        raise ConfigError(
+            f"learner.accumulator = 'exact' with learner.shared_prompt = {prompt!r}",
+            expected="shared_prompt = 'off': what rows owe to a common prompt adds up in floating point",
+            remedy="set learner.shared_prompt=off",
+        )
+    if layout.cell_replicas > 1 and (release != "trajectory" or prompt != "off"):
+        raise ConfigError(
+            f"release = {release!r}, shared_prompt = {prompt!r} in cells of {layout.cell_replicas} expert replicas",
+            expected="whole trajectories: replicas must run the same number of passes",
+            remedy="set streaming.release=trajectory and learner.shared_prompt=off, or learner.expert_parallel=1",
+        )
