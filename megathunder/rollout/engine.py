@@ -23,7 +23,7 @@ from megathunder.rollout.wire import SamplingParams
 from megathunder.types import ServerAddress, TrajectoryId
 
 Result = TypeVar("Result")
-RETRY_WAIT_S = 0.5
+RETRY_WAIT_S = 1.5  # a server whose scheduler died takes seconds to end
 
 
 class EpisodeClock:

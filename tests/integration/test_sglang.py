@@ -31,7 +31,7 @@ from megathunder.tasks import ExactAnswer, Task
 from megathunder.types import Rewarded, TrajectoryCompleted, TrajectoryLost
 
 FIRST_VERSION = 3
-CONFIG = RolloutConfig(device="cpu", ignore_eos=True, max_new_tokens=6, max_tokens=120, max_retries=4)
+CONFIG = RolloutConfig(device="cpu", ignore_eos=True, max_new_tokens=6, max_tokens=120)
 
 
 @pytest.fixture(scope="module")
@@ -283,11 +283,17 @@ def test_the_same_seeds_collect_the_same_tokens_again(served):
     assert first == second
 
 
-def test_a_killed_server_comes_back_and_no_trajectory_is_lost(served):
+@pytest.mark.parametrize("victim", ["server", "scheduler"])
+def test_a_killed_server_comes_back_and_no_trajectory_is_lost(served, victim):
+    known = len(served.restarted)
+    (leader,) = served.pool.process_ids
+    family = [psutil.Process(leader), *psutil.Process(leader).children(recursive=True)]
+    target = leader if victim == "server" else next(p.pid for p in family if "scheduler" in p.name())
+
     async def kill(events):
         while len(events) < 10:
             await asyncio.sleep(0.01)
-        os.kill(served.pool.process_ids[0], signal.SIGKILL)
+        os.kill(target, signal.SIGKILL)
 
     before = collect(served, tasks(turns=5))
     after = collect(served, tasks(turns=5), kill)
@@ -298,9 +304,10 @@ def test_a_killed_server_comes_back_and_no_trajectory_is_lost(served):
     assert rows[0] == rows[1] and len(rows[1]) == 8
     assert sum(isinstance(event, Rewarded) for event in after) == 8
     assert not any(isinstance(event, TrajectoryLost) for event in after)
-    incarnation, version, ready = served.restarted[0]
-    assert incarnation == 1 and version == FIRST_VERSION  # what the new process calls its weights
+    incarnation, version, ready = served.restarted[known]
+    assert incarnation == known + 1 and version == FIRST_VERSION  # what the new process calls its weights
     assert not ready  # no work before the weights were sent again
+    assert not any(process.is_running() for process in family)
 
 
 def test_a_port_in_use_is_an_error_at_once(tmp_path):
