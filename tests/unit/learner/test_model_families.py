@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from megathunder.learner.families.rotary import inverse_frequencies
 from megathunder.learner.families.tiny import TINY, make_tiny
 from megathunder.learner.model import ModelBundle, build_model
 from megathunder.learner.parallel import initialize
-from megathunder.learner.parity import compare
+from megathunder.learner.parity import compare, forward_backward, sample_rows
+from megathunder.learner.weights import export_weights
+from megathunder.learner.weights.hf_files import HfReader
 
 CPU = LearnerConfig(device="cpu")
 
@@ -65,16 +68,12 @@ def test_missing_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_experts_over_tensor_parallel_need_sequence_parallel(folders: dict[str, Path]) -> None:
-    from dataclasses import replace
-
     layout = replace(initialize(CPU), tensor=2)
     with pytest.raises(ConfigError, match="sequence_parallel = true"):
         build_model(LearnerConfig(device="cpu", tensor_parallel=2), layout, folder=folders["qwen3_moe"])
 
 
 def test_layers_that_do_not_divide_are_refused(folders: dict[str, Path]) -> None:
-    from dataclasses import replace
-
     layout = replace(initialize(CPU), pipeline=3)
     with pytest.raises(ConfigError, match=r"4 layers over pipeline_parallel"):
         build_model(CPU, layout, folder=folders["qwen3"])
@@ -98,3 +97,19 @@ def test_older_spelling_of_rotary_settings_means_the_same() -> None:
 def test_other_rotary_scaling_is_refused() -> None:
     with pytest.raises(ConfigError, match="yarn"):
         inverse_frequencies({"hidden_size": 64, "num_attention_heads": 4, "rope_scaling": {"rope_type": "yarn"}})
+
+
+@pytest.mark.parametrize("recompute", ["full", "selective"])
+def test_recomputation_changes_no_gradient(recompute: str, folders: dict[str, Path]) -> None:
+    found = compare(build(folders["glm4_moe"], replace(CPU, recompute=recompute)))
+    assert found.gradients < 1e-5, found.worst_parameter
+
+
+def test_bfloat16_is_close_to_float32_and_its_weights_keep_their_bits(folders: dict[str, Path]) -> None:
+    narrow = build(folders["qwen3"], replace(CPU, dtype="bfloat16"))
+    wanted, _ = forward_backward(build(folders["qwen3"]), sample_rows(131))
+    got, _ = forward_backward(narrow, sample_rows(131))
+    assert got.dtype == torch.bfloat16
+    assert 1e-5 < float((got.float() - wanted).abs().max()) < 0.05 * float(wanted.abs().max())
+    reader = HfReader(folders["qwen3"])
+    assert all(torch.equal(t, reader.read(n).bfloat16()) for n, t in export_weights(narrow))
