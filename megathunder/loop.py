@@ -6,6 +6,7 @@
 Backpressure, what each side waits for and who unblocks it:
     a trajectory    a place in the collector           a trajectory that ends
     a cell          a runnable contribution            an event (turn, reward, score), or a free accumulator
+    a new group     a group that closes with equal rewards (dynamic sampling)
     the step        `scheduler.finished`               the last Done
     next rollouts   every live server's acknowledgement of the new version
 
@@ -42,6 +43,7 @@ async def stream(run: Coordinator, scheduler: UpdateScheduler, rollouts: Rollout
     """Feed events to the scheduler and its commands to free cells until nothing of the update is left to do."""
     run.listen(rollouts)
     while not scheduler.finished:
+        run.replace_groups(scheduler, rollouts)
         for cell in run.free_cells:
             command = scheduler.next_work(cell, time.monotonic())
             if command is not None:

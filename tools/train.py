@@ -19,11 +19,13 @@ from megathunder.config import Config
 from megathunder.config.checks import check, notes
 from megathunder.config.load import load_config
 from megathunder.config.model_shape import read_model_shape
+from megathunder.config.variant import Variant
 from megathunder.errors import UserError
 from megathunder.launch import Ranks, run_rank
 from megathunder.metrics.folder import start_run
 from megathunder.metrics.memory import host_limit_bytes
 from megathunder.metrics.plan import make_plan, plan_table
+from megathunder.objectives.build import build_objective
 
 
 def main(argv: list[str]) -> int:
@@ -35,6 +37,7 @@ def main(argv: list[str]) -> int:
         folder = Path(config.run.folder) / config.run.name
         if ranks.rank == 0:
             check(config)
+            check_objectives(config)
             show_plan(config, ranks.world)
             if not only_plan:
                 start_run(with_equal_weights(config))
@@ -44,9 +47,15 @@ def main(argv: list[str]) -> int:
         return 2
 
 
+def check_objectives(config: Config) -> None:
+    """Raise ConfigError for a combination of objective and release that cannot be exact."""
+    for variant in [Variant.parse(name) for name in config.run.alternate or (config.schedule,)]:
+        build_objective(variant.apply(config))
+
+
 def with_equal_weights(config: Config) -> Config:
-    """A comparison of schedules takes every step with learning rate 0, so that all blocks start from one policy."""
-    if not config.run.alternate:
+    """A comparison and a replay take every step with learning rate 0, so that all updates start from one policy."""
+    if not config.run.alternate and (not config.replay.run or config.replay.learn):
         return config
     still = dataclasses.replace(config.learner, learning_rate=0.0, min_learning_rate=0.0, weight_decay=0.0)
     return dataclasses.replace(config, learner=still)

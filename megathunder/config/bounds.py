@@ -24,6 +24,7 @@ _POSITIVE = """
     learner.learning_rate learner.adam_epsilon learner.exact_range learner.max_bad_updates
     publish.bucket_mb publish.timeout_s publish.min_servers
     metrics.timeline_updates
+    replay.speed
 """
 POSITIVE = frozenset(_POSITIVE.split())
 AT_MOST = {

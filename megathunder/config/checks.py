@@ -19,6 +19,8 @@ LAWS = (
     meaning.ratios_have_one_correction,
     meaning.release_fits_the_objective,
     meaning.penalties_have_what_they_need,
+    meaning.compared_variants_are_legal,
+    meaning.a_replay_has_a_recording,
     meaning.the_batch_fits_the_tasks,
     meaning.lengths_fit_each_other,
     machine.the_run_folder_is_free,
@@ -32,11 +34,23 @@ LAWS = (
     machine.ports_are_free,
 )
 
+OF_SAMPLING = frozenset(
+    (
+        meaning.the_batch_fits_the_tasks,
+        machine.the_sandbox_is_installed,
+        machine.servers_are_not_open_to_the_network,
+        machine.enough_servers,
+        machine.ports_are_free,
+    )
+)
+"""Laws on engines, sandboxes and tasks, which a replay has none of."""
+
 
 def check(config: Config, *, ranks: int | None = None) -> None:
     """Raise ConfigError at the first law `config` breaks. `ranks`: learner processes; 0 or None: torchrun's count."""
     for law in LAWS:
-        law(config)
+        if not (config.replay.run and law in OF_SAMPLING):
+            law(config)
     models.layout_fits(config, ranks or int(os.environ.get("WORLD_SIZE", "1")))
 
 

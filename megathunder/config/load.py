@@ -101,5 +101,6 @@ def _with_absolute_paths(config: Config) -> Config:
         config,
         run=dataclasses.replace(config.run, folder=absolute(config.run.folder)),
         learner=dataclasses.replace(config.learner, model=absolute(config.learner.model)),
+        replay=dataclasses.replace(config.replay, run=absolute(config.replay.run)),
         opd=dataclasses.replace(config.opd, teacher=absolute(config.opd.teacher)),
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from megathunder.config.root import Config
+from megathunder.config.variant import Variant
 from megathunder.errors import ConfigError
 
 
@@ -75,11 +77,38 @@ def penalties_have_what_they_need(config: Config) -> None:
             expected="a buffer shorter than the trajectory",
             remedy=f"set grpo.overlong_buffer_tokens = {rollout.max_tokens // 4}",
         )
+    if grpo.kl_coefficient:
+        raise ConfigError(
+            f"grpo.kl_coefficient = {grpo.kl_coefficient}",
+            expected="0: no reference policy is held, so the term would be left out without a word",
+            remedy="set grpo.kl_coefficient = 0",
+        )
     if grpo.kl_in_reward and not grpo.kl_coefficient:
         raise ConfigError(
             "grpo.kl_in_reward = true with grpo.kl_coefficient = 0",
             expected="a positive weight of the KL term",
-            remedy="set grpo.kl_coefficient = 0.001, or kl_in_reward = false",
+            remedy="set grpo.kl_in_reward = false",
+        )
+
+
+def compared_variants_are_legal(config: Config) -> None:
+    for name in config.run.alternate:
+        release_fits_the_objective(Variant.parse(name).apply(config))
+
+
+def a_replay_has_a_recording(config: Config) -> None:
+    run = config.replay.run
+    if run and not any((Path(run) / "trajectories").glob("update_*.jsonl")):
+        raise ConfigError(
+            f"replay.run = {run!r}, and it holds no trajectories/update_*.jsonl",
+            expected="the folder of a run that kept its trajectories",
+            remedy="run with metrics.trajectories = true, or name another folder",
+        )
+    if run and config.run.evaluate_every:
+        raise ConfigError(
+            f"replay.run with run.evaluate_every = {config.run.evaluate_every}",
+            expected="0: a replay has no engine to sample held-out tasks with",
+            remedy="set run.evaluate_every = 0",
         )
 
 

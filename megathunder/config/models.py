@@ -20,7 +20,7 @@ def models_are_there_and_agree(config: Config) -> None:
             expected="trajectories no longer than the policy's positions",
             remedy=f"set rollout.max_tokens = {shape.max_positions}",
         )
-    if config.objective != "opd":
+    if config.objective != "opd" or config.replay.run:
         return
     if not config.opd.teacher and not config.opd.teacher_urls:
         raise ConfigError(

@@ -9,6 +9,7 @@ from megathunder.config.learner import LearnerConfig
 from megathunder.config.metrics import MetricsConfig
 from megathunder.config.objective import GrpoConfig, LossConfig, OpdConfig
 from megathunder.config.publish import PublishConfig
+from megathunder.config.replay import ReplayConfig
 from megathunder.config.rollout import RolloutConfig
 from megathunder.config.run import RunConfig
 from megathunder.config.sandbox import SandboxConfig
@@ -39,3 +40,4 @@ class Config:
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     publish: PublishConfig = field(default_factory=PublishConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)

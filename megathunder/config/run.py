@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +35,13 @@ class RunConfig:
     """Start anew in a folder that already holds a run."""
     progress: bool = True
     """Draw the live progress display (a plain line an update otherwise)."""
-    alternate: tuple[Literal["sync", "periodic_async", "thundersync", "one_step_off"], ...] = ()
-    """Comparison: take blocks of updates under these schedules in turn, every block on the same prompts, seeds and
+    alternate: tuple[str, ...] = ()
+    """Comparison: take blocks of updates under these schedules (`thundersync`,
+    `thundersync/turn_forward`, `thundersync+content_ready`) in turn, every block on the same prompts, seeds and
     weights (the learning rate is then 0). Set by tools/compare.py."""
     alternate_block: int = 2
     """Updates of one block; its first is a warm-up and is left out of a comparison."""
     record_gradients: bool = False
     """Keep each update's reduced, normalised gradient in `gradients/` of the run folder (small models)."""
+    record_weights: bool = False
+    """Keep the weights after each step in `weights/` of the run folder (small models)."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+ReleaseName = Literal["trajectory", "turn", "turn_forward"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamingConfig:
     """[streaming] release, packing and admission of learner work."""
 
-    release: Literal["trajectory", "turn", "turn_forward"] = "trajectory"
+    release: ReleaseName = "trajectory"
     """What is released: whole trajectories, turns (OPD), or turns' forward passes with one reverse pass at the end."""
     content_ready: bool = False
     """GRPO: differentiate a completed trajectory before its reward is known, into an accumulator of its own."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megathunder.config.run import RunConfig
+from megathunder.config import Config
+from megathunder.config.variant import Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,31 +19,32 @@ class Slot:
     """What update `update` does. `first` opens a block: nothing of it was sampled ahead."""
 
     update: int
-    schedule: str
+    variant: Variant
     batch: int
     first: bool
     last: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Agenda:
     """The slots of a run."""
 
-    run: RunConfig
-    schedule: str
+    config: Config
 
     def slot(self, update: int) -> Slot:
         """The slot of `update`, 0-based."""
-        names, size = self.run.alternate, self.run.alternate_block
-        last = update + 1 >= self.run.updates
+        run = self.config.run
+        names, size = run.alternate, run.alternate_block
+        last = update + 1 >= run.updates
         if not names:
-            return Slot(update=update, schedule=self.schedule, batch=update, first=update == 0, last=last)
+            own = Variant(name=self.config.schedule, schedule=self.config.schedule)
+            return Slot(update=update, variant=own, batch=update, first=update == 0, last=last)
         block, within = divmod(update, size)
         round_, turn = divmod(block, len(names))
         order = names if round_ % 2 == 0 else names[::-1]
         return Slot(
             update=update,
-            schedule=order[turn],
+            variant=Variant.parse(order[turn]),
             batch=round_ * size + within,
             first=within == 0,
             last=last or within + 1 == size,

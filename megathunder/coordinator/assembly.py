@@ -26,9 +26,10 @@ from megathunder.rollout.collector import Collector
 from megathunder.rollout.command import resolve_device
 from megathunder.rollout.control import ServerControl
 from megathunder.rollout.supervisor import ServerPool
-from megathunder.coordinator.rollouts import Rollouts
+from megathunder.coordinator.replay import ReplayedSupply, read_recorded
+from megathunder.coordinator.supply import NoServers, SampledSupply, Servers, Supply
 from megathunder.sandbox import SandboxPool, grade
-from megathunder.tasks import ChatFormat, TaskSource, build_source
+from megathunder.tasks import ChatFormat, build_source
 from megathunder.types import ServerAddress
 
 if TYPE_CHECKING:
@@ -47,23 +48,11 @@ class Parts:
     config: Config
     agenda: Agenda
     monitor: Monitor
-    source: TaskSource
-    servers: ServerPool
-    collector: Collector
+    supply: Supply
+    servers: Servers
     learner: LearnerClient
     shape: ModelShape
     peak_flops: float
-
-    async def collect(self, rollouts: Rollouts) -> None:
-        """Sample every trajectory of `rollouts`; events go to its inbox."""
-        emit = rollouts.inbox.put_nowait
-        version = rollouts.policy_version
-        await self.collector.collect(rollouts.update, version, rollouts.groups, emit, batch=rollouts.batch)
-
-    async def collect_rewards(self, rollouts: Rollouts) -> None:
-        """The same without the teacher: evaluation."""
-        emit = rollouts.inbox.put_nowait
-        await self.collector.collect(rollouts.update, rollouts.policy_version, rollouts.groups, emit, score=False)
 
     def control(self) -> ServerControl:
         """The servers' control endpoints; use as an async context."""
@@ -98,11 +87,30 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
         await learner.connect(LEARNER_START_S)
         yield Parts(
             config=config,
-            agenda=Agenda(run=config.run, schedule=config.schedule),
+            agenda=Agenda(config),
             monitor=monitor,
-            source=source,
+            supply=SampledSupply(config, source, collector),
             servers=servers,
-            collector=collector,
+            learner=learner,
+            shape=read_model_shape(config.learner.model),
+            peak_flops=_peak_flops(config, learner.ranks),
+        )
+
+
+@contextlib.asynccontextmanager
+async def assemble_replay(config: Config, learner: LearnerClient) -> AsyncIterator[Parts]:
+    """The parts of a replay: no engine, no sandbox, no text."""
+    folder = RunFolder(Path(config.run.folder) / config.run.name)
+    recorded = read_recorded(Path(config.replay.run), config.replay.updates)
+    monitor = open_monitor(config, folder, lambda token_ids: "")
+    with contextlib.closing(monitor):
+        await learner.connect(LEARNER_START_S)
+        yield Parts(
+            config=config,
+            agenda=Agenda(config),
+            monitor=monitor,
+            supply=ReplayedSupply(config, recorded),
+            servers=NoServers(),
             learner=learner,
             shape=read_model_shape(config.learner.model),
             peak_flops=_peak_flops(config, learner.ranks),

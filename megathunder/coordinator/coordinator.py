@@ -10,7 +10,6 @@ publication counts once every ready server reports the new version.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import time
 from collections.abc import Iterator
@@ -22,7 +21,6 @@ from megathunder.errors import InfrastructureFailure
 from megathunder.coordinator.record import UpdateRecord
 from megathunder.coordinator.rollouts import Rollouts
 from megathunder.schedule.scheduler import UpdateScheduler
-from megathunder.tasks import Task
 from megathunder.types import Command, Done, Event, Publish, ServerAddress, TakeStep
 
 log = logging.getLogger(__name__)
@@ -38,7 +36,6 @@ class Coordinator:
     version: int = 0
     update: int = 0
     started_s: float = field(default_factory=time.monotonic)
-    _batches: dict[int, list[Task]] = field(default_factory=dict)
     _commands: dict[int, Command] = field(default_factory=dict)
     _records: dict[int, UpdateRecord] = field(default_factory=dict)
 
@@ -53,30 +50,40 @@ class Coordinator:
     def samples_ahead(self, update: int) -> bool:
         """Whether the next update's rollouts run while this one is learnt from."""
         slot = self.parts.agenda.slot(update)
-        return slot.schedule == "one_step_off" and not slot.last
+        return slot.variant.schedule == "one_step_off" and not slot.last
 
     def start_rollouts(self, update: int) -> Rollouts:
         """Begin sampling an update's trajectories with the version the servers hold now."""
-        slot, run = self.parts.agenda.slot(update), self.config.run
-        groups = [[task] * run.group_size for task in self._batch(slot.batch)]
+        slot = self.parts.agenda.slot(update)
+        groups = list(self.parts.supply.groups(slot.batch))
         rollouts = Rollouts(update=update, batch=slot.batch, policy_version=self.version, groups=groups)
         self._records[update] = UpdateRecord(
             self.config,
             rollouts,
-            schedule=slot.schedule,
+            schedule=slot.variant.name,
             shape=self.parts.shape,
             cells=self.parts.learner.cells,
             peak_flops=self.parts.peak_flops,
         )
-        return rollouts.start(self.parts.collect)
+        return rollouts.start(self.parts.supply.collect)
 
     def schedule(self, rollouts: Rollouts) -> UpdateScheduler:
         """The ledger and queue of one update."""
-        name = self.parts.agenda.slot(rollouts.update).schedule
-        config = dataclasses.replace(self.config, schedule=name)
+        config = self.parts.agenda.slot(rollouts.update).variant.apply(self.config)
         self._records[rollouts.update].learnt_at(self.version)
         sizes = [len(group) for group in rollouts.groups]
         return UpdateScheduler(config, rollouts.update, self.version, sizes, self.parts.learner.cells)
+
+    def replace_groups(self, scheduler: UpdateScheduler, rollouts: Rollouts) -> None:
+        """Draw a task for each group that closed with equal rewards, as far as the objective asks for it."""
+        while scheduler.needs_replacement():
+            tasks = self.parts.supply.another(rollouts.batch)
+            if tasks is None:
+                scheduler.decline_replacements()
+                return
+            index = scheduler.add_group(len(tasks))
+            assert index == len(rollouts.groups), "scheduler and rollouts number groups alike"
+            rollouts.add_group(tasks, self.parts.supply.collect)
 
     def note(self, event: Event, rollouts: Rollouts) -> None:
         """A rollout event of the update being learnt from."""
@@ -121,7 +128,8 @@ class Coordinator:
                 update=rollouts.update,
                 normaliser=scheduler.normaliser or 1.0,
                 skip=scheduler.skip,
-                record=self._gradient_file(rollouts.update),
+                record=self._tensor_file("gradients", rollouts.update, self.config.run.record_gradients),
+                record_weights=self._tensor_file("weights", rollouts.update, self.config.run.record_weights),
             )
 
         command, answers = await self.parts.learner.everywhere(step, self.config.streaming.stall_timeout_s)
@@ -133,6 +141,9 @@ class Coordinator:
     async def publish(self, rollouts: Rollouts) -> None:
         """Every ready server holds the new version, acknowledged, before this returns."""
         record = self._records[rollouts.update]
+        if self.config.replay.run:  # nobody samples with the weights
+            record.acknowledged()
+            return
         servers = self.parts.servers.ready
         command, done = await self._send_weights(servers)
         record.work(command, done)
@@ -160,11 +171,9 @@ class Coordinator:
 
     async def evaluate(self) -> float:
         """Mean reward on the held-out tasks under the published version, at the training temperature."""
-        config = self.config
-        tasks = self.parts.source.heldout(config.tasks.heldout)
-        groups = [[task] * config.run.evaluate_attempts for task in tasks]
+        groups = self.parts.supply.heldout()
         rollouts = Rollouts(update=EVALUATION, batch=EVALUATION, policy_version=self.version, groups=groups)
-        rollouts.start(self.parts.collect_rewards)
+        rollouts.start(self.parts.supply.collect_rewards)
         await rollouts.ended()
         while not rollouts.inbox.empty():
             for event in await rollouts.messages(1.0):
@@ -174,16 +183,8 @@ class Coordinator:
 
     # ------------------------------------------------------------------------------------------ private
 
-    def _batch(self, number: int) -> list[Task]:
-        """Batch `number` of prompts; a comparison takes one several times, a plain run never."""
-        if number not in self._batches:
-            self._batches[number] = self.parts.source.take(self.config.run.groups_per_update)
-        return self._batches[number] if self.config.run.alternate else self._batches.pop(number)
-
-    def _gradient_file(self, update: int) -> str:
-        if not self.config.run.record_gradients:
-            return ""
-        return str(self.parts.monitor.folder.path / "gradients" / f"update_{update:05d}.safetensors")
+    def _tensor_file(self, kind: str, update: int, wanted: bool) -> str:
+        return str(self.parts.monitor.folder.tensors_of(kind, update)) if wanted else ""
 
     async def _send_weights(self, servers: tuple[ServerAddress, ...]) -> tuple[Publish, Done]:
         def publish(item: int) -> Publish:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
-from megathunder.coordinator.assembly import assemble
+from megathunder.coordinator.assembly import assemble, assemble_replay
 from megathunder.config import Config
 from megathunder.config.toml import read_config
 from megathunder.coordinator.coordinator import Coordinator
@@ -37,7 +37,8 @@ async def run(config: Config, cells: int, token: str, announce: Callable[[str], 
         await (await ready).republish(server)
 
     try:
-        async with assemble(config, learner, on_restart) as parts:
+        replayed = bool(config.replay.run)
+        async with assemble_replay(config, learner) if replayed else assemble(config, learner, on_restart) as parts:
             ready.set_result(Coordinator(config=config, parts=parts))
             await train(ready.result())
         await learner.everywhere(lambda item: Shutdown(item=item), SHUTDOWN_S)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -29,32 +29,38 @@ from megathunder.types import (
 )
 
 Message = Event | Done
-Collect = Callable[["Rollouts"], Awaitable[None]]
+Collect = Callable[["Rollouts", int], Awaitable[None]]  # from which group on
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class Rollouts:
-    """Groups of tasks sampled under one policy version. `groups[b][i]` is the task of trajectory i of group b."""
+    """Groups of tasks sampled under one policy version. `groups[b][i]` is the task of trajectory i of group b; groups
+    may be added while it runs."""
 
     update: int
     batch: int  # which prompts and sampling seeds; differs from `update` only in a comparison
     policy_version: int
-    groups: Sequence[Sequence[Task]]
+    groups: list[list[Task]]
     started_s: float = dataclasses.field(default_factory=time.monotonic)
     inputs_fixed_s: float = 0.0  # last reward or teacher score: from here on only the learner is late
     trajectories: dict[TrajectoryId, Trajectory] = dataclasses.field(default_factory=dict)
     lost: dict[TrajectoryId, str] = dataclasses.field(default_factory=dict)
     inbox: asyncio.Queue = dataclasses.field(default_factory=asyncio.Queue)
-    _task: asyncio.Task[None] | None = None
+    _tasks: list[asyncio.Task[None]] = dataclasses.field(default_factory=list)
 
     def start(self, collect: Collect) -> Rollouts:
         """Begin sampling; returns itself."""
-        self._task = asyncio.create_task(self._run(collect))
+        self._tasks.append(asyncio.create_task(self._run(collect, 0)))
         return self
 
-    async def _run(self, collect: Collect) -> None:
+    def add_group(self, tasks: list[Task], collect: Collect) -> None:
+        """Sample one more group beside those that run."""
+        self.groups.append(tasks)
+        self._tasks.append(asyncio.create_task(self._run(collect, len(self.groups) - 1)))
+
+    async def _run(self, collect: Collect, first_group: int) -> None:
         try:
-            await collect(self)
+            await collect(self, first_group)
         except Exception as error:
             self.inbox.put_nowait(error)
 
@@ -95,11 +101,10 @@ class Rollouts:
 
     async def ended(self) -> None:
         """Wait until no trajectory of these is in flight any more."""
-        if self._task:
-            await self._task
+        await asyncio.gather(*self._tasks)
 
     async def cancel(self) -> None:
         """Stop sampling; used when the run ends early."""
-        if self._task and not self._task.done():
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

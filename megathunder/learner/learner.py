@@ -34,7 +34,7 @@ from megathunder.learner.optimizer import Stepper, wrap
 from megathunder.learner.parallel import Layout
 from megathunder.learner.pipeline import Pipeline
 from megathunder.learner.price import Price
-from megathunder.learner.recording import record_gradient
+from megathunder.learner.recording import record_tensors
 from megathunder.learner.release import Release
 from megathunder.learner.weights import export_weights
 from megathunder.types import Differentiate, Fold, SaveCheckpoint, TakeStep, WorkStats
@@ -101,8 +101,11 @@ class Learner:
             self.stepper.reduce()
         if command.record and self.layout.rank == 0:
             layout = self.store.layout
-            record_gradient(Path(command.record), layout.names, layout.home_views, command.normaliser)
+            record_tensors(Path(command.record), layout.names, layout.home_views, divisor=command.normaliser)
         result = self.stepper.step(command.normaliser, skip=command.skip)
+        if command.record_weights and self.layout.rank == 0:
+            weights = [parameter.detach() for parameter in self.store.layout.parameters]
+            record_tensors(Path(command.record_weights), self.store.layout.names, weights)
         self.store.clear()
         if result.stepped and self._version is not None:
             self._stale_below = self._version

@@ -1,7 +1,7 @@
-"""Keeps an update's gradient for a later comparison: reduced and normalised, before the clip.
+"""Keeps an update's gradient (reduced and normalised, before the clip) or weights for a later comparison.
 
-Called by `Learner.take_step` where a run records gradients. One file from rank 0, which holds its own shard: with
-tensor or pipeline parallelism that is a part of the model, enough to compare two schedules of one layout.
+Called by `Learner.take_step` where a run records them. One file from rank 0, which holds its own shard: with tensor or
+pipeline parallelism that is a part of the model, enough to compare two schedules of one layout.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 
-def record_gradient(file: Path, names: Sequence[str], views: Sequence[Tensor], normaliser: float) -> None:
-    """Write {Megatron name: gradient / normaliser} in the accumulator's type; the folder is made."""
+def record_tensors(file: Path, names: Sequence[str], tensors: Sequence[Tensor], *, divisor: float = 1.0) -> None:
+    """Write {Megatron name: tensor / divisor} in the tensors' own type; the folder is made."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: (view / normaliser).contiguous() for name, view in zip(names, views, strict=True)}, file)
+    save_file({name: (tensor / divisor).contiguous() for name, tensor in zip(names, tensors, strict=True)}, file)

@@ -123,7 +123,7 @@ def relative_difference(one: Path, other: Path) -> float:
 
 
 def _gradient(folder: RunFolder, update: int) -> Path | None:
-    file = folder.path / "gradients" / f"update_{update:05d}.safetensors"
+    file = folder.tensors_of("gradients", update)
     return file if file.is_file() else None
 
 

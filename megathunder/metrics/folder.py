@@ -65,6 +65,10 @@ class RunFolder:
     def trajectories_of(self, update: int) -> Path:
         return self.trajectories / f"update_{update:05d}.jsonl"
 
+    def tensors_of(self, kind: str, update: int) -> Path:
+        """`kind`: gradients or weights, where the run keeps them."""
+        return self.path / kind / f"update_{update:05d}.safetensors"
+
     def read_config(self) -> Config:
         """The settings the run was started with."""
         return read_config(self.config)
@@ -76,7 +80,8 @@ def start_run(config: Config) -> RunFolder:
     if config.run.overwrite:
         for path in (folder.metrics, folder.events, folder.timeline, folder.report, folder.config):
             path.unlink(missing_ok=True)
-        for path in (folder.trajectories, folder.checkpoints, folder.wandb):
+        tensors = (folder.path / "gradients", folder.path / "weights")
+        for path in (folder.trajectories, folder.checkpoints, folder.wandb, *tensors):
             shutil.rmtree(path, ignore_errors=True)
     folder.path.mkdir(parents=True, exist_ok=True)
     write_atomically(folder.config, to_toml(config).encode())

@@ -61,6 +61,7 @@ class Collector:
         self._sandboxes, self._grade, self._chat, self._seed = sandboxes, grade, chat, seed
         self._client = EngineClient(timeout_s=config.request_timeout_s, api_key=config.api_key)
         self._engine = Engine(servers, self._client, config, router)
+        self._places = asyncio.Semaphore(config.max_concurrent)  # of all batches that run at once
         self._teacher = Engine(teacher, self._client, config) if teacher else None
 
     async def __aenter__(self) -> Collector:
@@ -80,8 +81,10 @@ class Collector:
         batch: int | None = None,
         temperature: float | None = None,
         score: bool = True,
+        first_group: int = 0,
     ) -> None:
-        """Run trajectory i of group b on groups[b][i]; returns when every one is rewarded (and scored) or lost.
+        """Run trajectory i of group b on groups[b - first_group][i]; returns when every one is rewarded (and scored)
+        or lost.
 
         Sampling seeds come from `batch` (default `update`): two updates of one batch draw the same tokens.
         """
@@ -93,22 +96,21 @@ class Collector:
             batch=update if batch is None else batch,
             temperature=self._config.temperature if temperature is None else temperature,
         )
-        places = asyncio.Semaphore(self._config.max_concurrent)
         async with asyncio.TaskGroup() as running:
-            lane = 0
-            for b, group in enumerate(groups):
+            lane = first_group * len(groups[0]) if groups else 0
+            for b, group in enumerate(groups, first_group):
                 for i, task in enumerate(group):
                     trajectory = TrajectoryId(update, b, i)
                     report = Report(trajectory, tracing.rollout_lane(lane), emit)
                     scorer = Scorer(self._teacher, report, self._config) if self._teacher and score else None
-                    running.create_task(self._one(task, report, settings, places, scorer))
+                    running.create_task(self._one(task, report, settings, scorer))
                     lane += 1
 
     async def _one(
-        self, task: Task, report: Report, settings: EpisodeSettings, places: asyncio.Semaphore, scorer: Scorer | None
+        self, task: Task, report: Report, settings: EpisodeSettings, scorer: Scorer | None
     ) -> None:
         workspace = Workspace(self._sandboxes, task, max_replays=self._config.max_retries)
-        async with places:
+        async with self._places:
             try:
                 with tracing.span(report.lane, "trajectory"):
                     await self._sample_and_grade(task, report, settings, workspace, scorer)

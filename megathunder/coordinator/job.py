@@ -1,0 +1,64 @@
+"""A training job started by a tool: its settings as a file, torchrun over `tools/train.py`, and the folder it wrote.
+
+Called by tools/compare.py and tools/replay.py. Raises JobFailed where the job ends with another status than 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from megathunder.config import Config
+from megathunder.config.learner import LearnerConfig
+from megathunder.config.replay import ReplayConfig
+from megathunder.config.toml import read_config, to_toml
+from megathunder.errors import MegathunderError
+from megathunder.metrics.folder import RunFolder
+
+TRAIN = Path(__file__).resolve().parents[2] / "tools" / "train.py"
+
+
+class JobFailed(MegathunderError):
+    """The job's own lines say why."""
+
+
+def run_job(config: Config, *, ranks: int, settings: Sequence[str] = ()) -> RunFolder:
+    """Run `config` with `settings` (command-line words) on `ranks` learner ranks; the folder of the finished run."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.toml"
+        file.write_text(to_toml(config))
+        command = [sys.executable]
+        if ranks > 1:  # port 0 takes a free one, so that jobs may run side by side
+            command += ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+            command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+        status = subprocess.run([*command, str(TRAIN), "--config", str(file), *settings], check=False).returncode
+    if status:
+        raise JobFailed(f"the job {config.run.name!r} ended with status {status}; its lines above say why")
+    written = RunFolder(Path(config.run.folder).absolute() / config.run.name)
+    read_config(written.config)
+    return written
+
+
+def replay_config(run: Path, replay: ReplayConfig, **changes: object) -> Config:
+    """The settings of recorded run `run`, changed to replay it; `changes` are fields of its [run] section.
+
+    A recorded comparison took steps of size 0; a replay that takes real ones gets the default step size."""
+    config = RunFolder(run).read_config()
+    learner = config.learner
+    if not learner.learning_rate:
+        learner = dataclasses.replace(learner, learning_rate=LearnerConfig().learning_rate)
+    plain = dataclasses.replace(
+        config.run, alternate=(), record_gradients=False, evaluate_every=0, resume=False, overwrite=True, **changes
+    )
+    metrics = dataclasses.replace(config.metrics, wandb="off", report_every=0)
+    return dataclasses.replace(
+        config,
+        run=plain,
+        learner=learner,
+        metrics=metrics,
+        replay=dataclasses.replace(replay, run=str(run.absolute())),
+    )

@@ -1,0 +1,101 @@
+"""Where an update's trajectories come from: sampled by servers and agents, or fed from a recorded run (`replay.py`).
+
+    groups(batch)          the groups an update begins with
+    another(batch)         one more group, in the place of one whose rewards were equal; None where there is none
+    collect(rollouts, n)   emits the events of groups n, n + 1, ... into `rollouts.inbox`
+
+Called by the coordinator.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from megathunder.config import Config
+from megathunder.coordinator.rollouts import Rollouts
+from megathunder.errors import ConfigError
+from megathunder.rollout.collector import Collector
+from megathunder.tasks import Task, TaskSource
+from megathunder.types import ServerAddress
+
+Groups = list[list[Task]]
+
+
+class Supply(Protocol):
+    """See the module docstring."""
+
+    def groups(self, batch: int) -> Groups: ...
+
+    def another(self, batch: int) -> list[Task] | None: ...
+
+    async def collect(self, rollouts: Rollouts, first_group: int) -> None: ...
+
+    def heldout(self) -> Groups:
+        """Groups of held-out tasks."""
+
+    async def collect_rewards(self, rollouts: Rollouts, first_group: int) -> None:
+        """`collect` without the teacher, for evaluation."""
+
+
+class Servers(Protocol):
+    """The servers that weights are published to."""
+
+    @property
+    def ready(self) -> tuple[ServerAddress, ...]: ...
+
+    def suspect(self, server: ServerAddress) -> None: ...
+
+
+class NoServers:
+    """A replay publishes to nobody."""
+
+    ready: tuple[ServerAddress, ...] = ()
+
+    def suspect(self, server: ServerAddress) -> None:
+        raise AssertionError(f"{server.name} is no server of this run")
+
+
+class SampledSupply:
+    """Tasks of a source, sampled by a collector. A comparison takes a batch several times, a plain run never."""
+
+    def __init__(self, config: Config, source: TaskSource, collector: Collector) -> None:
+        self._config, self._source, self._collector = config, source, collector
+        self._batches: dict[int, Groups] = {}
+
+    def groups(self, batch: int) -> Groups:
+        if batch not in self._batches:
+            tasks = self._source.take(self._config.run.groups_per_update)
+            self._batches[batch] = [self._group(task) for task in tasks]
+        return self._batches[batch] if self._config.run.alternate else self._batches.pop(batch)
+
+    def another(self, batch: int) -> list[Task] | None:
+        try:
+            return self._group(self._source.take(1)[0])
+        except ConfigError:  # a source that does not wrap is used up: the update goes on without
+            return None
+
+    async def collect(self, rollouts: Rollouts, first_group: int) -> None:
+        await self._collect(rollouts, first_group, score=True)
+
+    def heldout(self) -> Groups:
+        tasks = self._source.heldout(self._config.tasks.heldout)
+        return [[task] * self._config.run.evaluate_attempts for task in tasks]
+
+    async def collect_rewards(self, rollouts: Rollouts, first_group: int) -> None:
+        await self._collect(rollouts, first_group, score=False)
+
+    async def _collect(self, rollouts: Rollouts, first_group: int, *, score: bool) -> None:
+        await self._collector.collect(
+            rollouts.update,
+            rollouts.policy_version,
+            rollouts.groups[first_group:],
+            rollouts.inbox.put_nowait,
+            batch=rollouts.batch,
+            first_group=first_group,
+            score=score,
+        )
+
+    def _group(self, task: Task) -> list[Task]:
+        return [task] * self._config.run.group_size
+
+

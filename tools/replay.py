@@ -1,0 +1,183 @@
+#!/usr/bin/env python
+"""Replay a recorded run under any schedule: `tools/replay.py runs/NAME --schedule thundersync --check-against sync`.
+
+The trajectories of the run arrive at their recorded times (scaled, shuffled, with a slower verifier) at the scheduler
+and the loop of a live run, and the real learner works on them: no engine, no sandbox. The policy is the run's first
+model in every update, so engine and learner log-probabilities agree only where that model sampled.
+With --check-against, each update runs under both schedules and the gradients, and the weights after one real step, are
+compared by kind of parameter. Exit status: 0, 1 above the tolerance or a failed job, 2 for a setting to mend.
+Further arguments are settings of the run, e.g. --learner.accumulator exact.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import msgspec
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from megathunder.config import Config
+from megathunder.config.replay import ReplayConfig
+from megathunder.config.variant import Variant
+from megathunder.coordinator.agenda import Agenda
+from megathunder.coordinator.job import JobFailed, replay_config, run_job
+from megathunder.coordinator.replay import read_recorded
+from megathunder.errors import UserError
+from megathunder.metrics.differences import Differences, differences, worst
+from megathunder.metrics.folder import RunFolder
+from megathunder.metrics.row import MetricsRow, read_rows
+
+console = Console(highlight=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """Replay a recorded run under any schedule."""
+
+    run: tyro.conf.Positional[Path]
+    """Folder of the recorded run (runs/NAME)."""
+    schedule: str = "thundersync"
+    """sync, periodic_async, thundersync or one_step_off."""
+    release: str = ""
+    """trajectory, turn or turn_forward; empty: as the run had it."""
+    content_ready: bool = False
+    """Differentiate trajectories before their rewards are known."""
+    check_against: str = ""
+    """Compare gradients and weights with those of this schedule, e.g. sync."""
+    tolerance: float = 1e-5
+    """Largest relative difference that --check-against lets pass."""
+    shuffle_arrivals: int = 0
+    """Exchange the release times of an update's trajectories at random, with this seed; 0: as recorded."""
+    speed: float = 1.0
+    """Divide recorded times by this."""
+    verifier_s: float = 0.0
+    """Seconds added to every reward."""
+    updates: tuple[int, ...] = ()
+    """Recorded updates to replay; empty: all."""
+    nproc: int = 1
+    """Learner ranks."""
+    folder: Path = Path("runs")
+    """Parent of the folders that the replay writes."""
+    json: Path | None = None
+    """File that receives rows and differences."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """What --check-against found. `weights` are those after one real step of the first update."""
+
+    against: str
+    gradient: Differences
+    weights: Differences
+
+    def within(self, tolerance: float) -> bool:
+        return max(self.gradient.largest, self.weights.largest) <= tolerance
+
+
+def main(argv: list[str]) -> int:
+    """Replay, compare, report; the exit status."""
+    arguments, rest = tyro.cli(Arguments, args=argv, return_unknown_args=True, description=__doc__)
+    try:
+        variant = Variant.parse(variant_name(arguments))
+        names = (Variant.parse(arguments.check_against).name, variant.name) if arguments.check_against else ()
+        config = replayed(arguments)
+        folder = run_job(first_job(config, variant, names), ranks=arguments.nproc, settings=rest)
+        check = compare(arguments, config, folder, names, rest) if names else None
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except JobFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    rows = read_rows(folder.metrics)
+    show(rows, check)
+    if arguments.json:
+        write(arguments.json, rows, check)
+    return 0 if check is None or check.within(arguments.tolerance) else 1
+
+
+def variant_name(arguments: Arguments) -> str:
+    """`thundersync/turn_forward+content_ready` from the separate options."""
+    release = f"/{arguments.release}" if arguments.release else ""
+    return f"{arguments.schedule}{release}{'+content_ready' if arguments.content_ready else ''}"
+
+
+def replayed(arguments: Arguments) -> Config:
+    """The settings of the replay, one pass over the recorded updates."""
+    replay = ReplayConfig(
+        updates=arguments.updates,
+        speed=arguments.speed,
+        shuffle_seed=arguments.shuffle_arrivals,
+        verifier_s=arguments.verifier_s,
+    )
+    count = len(read_recorded(arguments.run, arguments.updates))
+    folder = str(arguments.folder.absolute())
+    return replay_config(arguments.run, replay, name=f"replay_{arguments.run.name}", folder=folder, updates=count)
+
+
+def first_job(config: Config, variant: Variant, names: tuple[str, ...]) -> Config:
+    """Every update once under `variant`, or once under each of `names` with its gradient kept."""
+    if not names:
+        return variant.apply(config)
+    run = dataclasses.replace(
+        config.run, alternate=names, alternate_block=1, record_gradients=True, updates=config.run.updates * len(names)
+    )
+    return dataclasses.replace(config, run=run)
+
+
+def compare(arguments: Arguments, config: Config, folder: RunFolder, names: tuple[str, ...], rest: list[str]) -> Check:
+    """Gradients of the job that `folder` holds; weights of one more update under each of `names`, with a real step."""
+    agenda = Agenda(folder.read_config())
+    files: dict[int, dict[str, Path]] = {}
+    for update in range(config.run.updates * len(names)):
+        slot = agenda.slot(update)
+        files.setdefault(slot.batch, {})[slot.variant.name] = folder.tensors_of("gradients", update)
+    gradient = worst(differences(pair[names[0]], pair[names[1]]) for pair in files.values())
+    weights = []
+    for number, name in enumerate(names):
+        run = dataclasses.replace(
+            config.run, name=f"{config.run.name}_step{number}", updates=1, record_weights=True
+        )
+        replay = dataclasses.replace(config.replay, learn=True)
+        job = Variant.parse(name).apply(dataclasses.replace(config, run=run, replay=replay))
+        weights.append(run_job(job, ranks=arguments.nproc, settings=rest).tensors_of("weights", 0))
+    return Check(against=names[0], gradient=gradient, weights=differences(*weights))
+
+
+def show(rows: list[MetricsRow], check: Check | None) -> None:
+    """The tables a person reads."""
+    table = Table("update", "schedule", "step s", "rollout s", "tail s", "busy", "wasted", "lag", title="replayed")
+    for row in rows:
+        times = (f"{value:.3f}" for value in (row.step_wall_s, row.rollout_s, row.tail_s))
+        shares = (f"{value:.0%}" for value in (row.learner_busy_share, row.wasted_share))
+        table.add_row(str(row.update), row.schedule, *times, *shares, str(row.policy_lag_max))
+    console.print(table)
+    if check is None:
+        return
+    table = Table("kind of parameter", "gradient", "weights", title=f"largest relative difference to {check.against}")
+    for kind in check.gradient.by_kind:
+        table.add_row(kind, f"{check.gradient.by_kind[kind]:.1e}", f"{check.weights.by_kind.get(kind, 0.0):.1e}")
+    console.print(table)
+    console.print(f"byte-identical: gradients {check.gradient.identical}, weights {check.weights.identical}")
+
+
+def write(file: Path, rows: list[MetricsRow], check: Check | None) -> None:
+    """Rows and differences as JSON."""
+    found = None if check is None else asdict(check) | {
+        "gradient_max_rel_diff": check.gradient.largest,
+        "weights_max_rel_diff": check.weights.largest,
+    }  # fmt: skip
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"rows": msgspec.to_builtins(rows, str_keys=True), "check": found}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
