@@ -14,7 +14,7 @@ g_i is the gradient of -s_i with s_i = sum_t m_t w_t log pi(y_t).
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -241,7 +241,8 @@ class Differentiate(Wire):
 
     Tokens before `context_tokens` were forwarded by this cell for the same (trajectory, row); context_tokens = 0 starts
     anew and forgets what was cached. A row with context_tokens = T adds no tokens: it replays what is deferred (or runs
-    the reverse pass), and with an all-zero mask and nothing deferred it only frees the cache.
+    the reverse pass), and with an all-zero mask and nothing deferred it only frees the cache. `release` is the mode of
+    the command's schedule; empty: the learner's setting.
     """
 
     item: int
@@ -251,6 +252,7 @@ class Differentiate(Wire):
     rows: tuple[TrainRow, ...]
     reward: float = 0.0
     last: bool = True
+    release: Literal["", "trajectory", "turn", "turn_forward"] = ""
 
 
 class Fold(Wire):

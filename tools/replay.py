@@ -5,7 +5,8 @@ The trajectories of the run arrive at their recorded times (scaled, shuffled, wi
 and the loop of a live run, and the real learner works on them: no engine, no sandbox. The policy is the run's first
 model in every update, so engine and learner log-probabilities agree only where that model sampled.
 With --check-against, each update runs under both schedules and the gradients, and the weights after one real step, are
-compared by kind of parameter. Exit status: 0, 1 above the tolerance or a failed job, 2 for a setting to mend.
+compared by kind of parameter (metrics/differences.py says why weights are compared by norm).
+Exit status: 0, 1 above the tolerance or a failed job, 2 for a setting to mend.
 Further arguments are settings of the run, e.g. --learner.accumulator exact.
 """
 
@@ -79,7 +80,7 @@ class Check:
     weights: Differences
 
     def within(self, tolerance: float) -> bool:
-        return max(self.gradient.largest, self.weights.largest) <= tolerance
+        return max(self.gradient.largest, self.weights.largest_norm) <= tolerance
 
 
 def main(argv: list[str]) -> int:
@@ -143,9 +144,7 @@ def compare(arguments: Arguments, config: Config, folder: RunFolder, names: tupl
     gradient = worst(differences(pair[names[0]], pair[names[1]]) for pair in files.values())
     weights = []
     for number, name in enumerate(names):
-        run = dataclasses.replace(
-            config.run, name=f"{config.run.name}_step{number}", updates=1, record_weights=True
-        )
+        run = dataclasses.replace(config.run, name=f"{config.run.name}_step{number}", updates=1, record_weights=True)
         replay = dataclasses.replace(config.replay, learn=True)
         job = Variant.parse(name).apply(dataclasses.replace(config, run=run, replay=replay))
         weights.append(run_job(job, ranks=arguments.nproc, settings=rest).tensors_of("weights", 0))
@@ -162,9 +161,11 @@ def show(rows: list[MetricsRow], check: Check | None) -> None:
     console.print(table)
     if check is None:
         return
-    table = Table("kind of parameter", "gradient", "weights", title=f"largest relative difference to {check.against}")
-    for kind in check.gradient.by_kind:
-        table.add_row(kind, f"{check.gradient.by_kind[kind]:.1e}", f"{check.weights.by_kind.get(kind, 0.0):.1e}")
+    headings = ("kind of parameter", "gradient", "weights, norm", "weights, largest element")
+    table = Table(*headings, title=f"relative difference to {check.against}; gradient: largest element")
+    for kind, value in check.gradient.by_kind.items():
+        weights = (check.weights.by_norm.get(kind, 0.0), check.weights.by_kind.get(kind, 0.0))
+        table.add_row(kind, *(f"{number:.1e}" for number in (value, *weights)))
     console.print(table)
     console.print(f"byte-identical: gradients {check.gradient.identical}, weights {check.weights.identical}")
 
@@ -173,6 +174,7 @@ def write(file: Path, rows: list[MetricsRow], check: Check | None) -> None:
     """Rows and differences as JSON."""
     found = None if check is None else asdict(check) | {
         "gradient_max_rel_diff": check.gradient.largest,
+        "weights_norm_rel_diff": check.weights.largest_norm,
         "weights_max_rel_diff": check.weights.largest,
     }  # fmt: skip
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -97,5 +97,3 @@ class SampledSupply:
 
     def _group(self, task: Task) -> list[Task]:
         return [task] * self._config.run.group_size
-
-

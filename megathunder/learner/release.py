@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from megathunder.config.root import Config
+from megathunder.config.streaming import ReleaseName
 from megathunder.errors import ConfigError
 from megathunder.learner.accumulators.store import AccumulatorStore
 from megathunder.learner.backward import Runner, Tally
@@ -31,21 +32,20 @@ from megathunder.types import BATCH, Differentiate, Fold, TrainRow
 
 
 class Release:
-    """One of the lines of the table, chosen by the configuration."""
+    """One of the lines of the table, chosen by the configuration, or by a command of a comparison of releases."""
 
     def __init__(self, config: Config, layout: Layout, runner: Runner, store: AccumulatorStore) -> None:
         check_release(config, layout)
+        self._config, self._release = config, config.streaming.release
         self._layout, self._runner, self._store = layout, runner, store
         self._pack_prompts = config.learner.shared_prompt == "packed"
         self._prompts = SharedPrompts(runner) if config.learner.shared_prompt == "group" else None
-        self._turns: EagerTurns | ForwardTurns | None = None
-        if config.streaming.release == "turn":
-            self._turns = EagerTurns(runner, replay_tokens=config.streaming.pack_tokens)
-        elif config.streaming.release == "turn_forward":
-            self._turns = ForwardTurns(runner)
+        self._turns = self._turns_of(self._release)
 
     def differentiate(self, command: Differentiate, tally: Tally) -> None:
         """Add the gradient of the command's rows to its target (or hold their forward passes)."""
+        if command.release and command.release != self._release:
+            self._change(command.release)
         self._open(command)
         if not self._store.arithmetic.exact:
             self._run(command, tally)
@@ -74,6 +74,17 @@ class Release:
         for part in (self._turns, self._prompts):
             if part:
                 part.clear()
+
+    def _change(self, release: ReleaseName) -> None:
+        """The next update of a comparison is of another release; nothing of the last one is held any more."""
+        streaming = replace(self._config.streaming, release=release)
+        check_release(replace(self._config, streaming=streaming), self._layout)
+        self._release, self._turns = release, self._turns_of(release)
+
+    def _turns_of(self, release: ReleaseName) -> EagerTurns | ForwardTurns | None:
+        if release == "turn":
+            return EagerTurns(self._runner, replay_tokens=self._config.streaming.pack_tokens)
+        return ForwardTurns(self._runner) if release == "turn_forward" else None
 
     def _open(self, command: Differentiate) -> None:
         """A target exists from its first command on, also if none of the rows can add to it."""

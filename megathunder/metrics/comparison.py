@@ -2,7 +2,7 @@
 
     measured          updates of a block after its warm-up
     speed-up          per round: step walls of sync by step walls of the schedule, on the same batches
-    gradient diff     per batch: max |g - g_sync| by max |g_sync| over all parameters, before the clip
+    gradient diff     per batch: max |g - g_sync| by max |g_sync|, of the worst kind of parameter, before the clip
 
 Called by tools/compare.py. Refuses a run in which a schedule has no measured update.
 """
@@ -15,10 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy
-from safetensors.numpy import load_file
-
 from megathunder.errors import UserError
+from megathunder.metrics.differences import differences
 from megathunder.metrics.folder import RunFolder
 from megathunder.metrics.row import MetricsRow, read_rows
 
@@ -112,16 +110,6 @@ def compare(folder: RunFolder, schedules: Sequence[str], *, warmup: int, block: 
     return Comparison(measured=measured, differences=differences, base=base, warmup=warmup)
 
 
-def relative_difference(one: Path, other: Path) -> float:
-    """max |a - b| by max |a| over all tensors of two gradient files; infinite where names differ."""
-    first, second = load_file(one), load_file(other)
-    if first.keys() != second.keys():
-        return math.inf
-    largest = max(float(numpy.abs(first[name] - second[name]).max()) for name in first)
-    scale = max(float(numpy.abs(tensor).max()) for tensor in first.values())
-    return largest / scale if scale else (0.0 if largest == 0.0 else math.inf)
-
-
 def _gradient(folder: RunFolder, update: int) -> Path | None:
     file = folder.tensors_of("gradients", update)
     return file if file.is_file() else None
@@ -129,4 +117,4 @@ def _gradient(folder: RunFolder, update: int) -> Path | None:
 
 def _largest(ones: Sequence[Path | None], others: Sequence[Path | None]) -> float:
     pairs = [(a, b) for a, b in zip(ones, others) if a is not None and b is not None]
-    return max(relative_difference(a, b) for a, b in pairs)
+    return max(differences(a, b).largest for a, b in pairs)

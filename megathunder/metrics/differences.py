@@ -1,4 +1,8 @@
-"""How far two recorded tensor files are apart: `max |a - b| / max |a|` over the parameters of one kind.
+"""How far two recorded tensor files are apart, by kind of parameter.
+
+    by_kind    max |a - b| / max |a|
+    by_norm    ||a - b|| / ||a||      for weights: Adam divides by |g|, so where a gradient is smaller than its own
+                                      rounding a single weight may move by up to a step size, whichever sum is right
 
 A kind is a parameter's name without the numbers of its layer and expert, e.g. `decoder.layers.*.mlp.linear_fc1.weight`.
 Called by metrics/comparison.py and tools/replay.py. Files of different parameters are infinitely far apart.
@@ -21,14 +25,19 @@ NUMBERED = re.compile(r"(layers|experts|local_experts)\.\d+\b|(weight|bias)\d+\b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """`by_kind`: largest relative difference of each kind; `identical`: every byte is equal."""
+    """Relative differences of each kind, of the largest element and of norms; `identical`: every byte is equal."""
 
     by_kind: dict[str, float] = field(default_factory=dict)
+    by_norm: dict[str, float] = field(default_factory=dict)
     identical: bool = True
 
     @property
     def largest(self) -> float:
         return max(self.by_kind.values(), default=0.0)
+
+    @property
+    def largest_norm(self) -> float:
+        return max(self.by_norm.values(), default=0.0)
 
 
 def kind_of(name: str) -> str:
@@ -41,33 +50,38 @@ def differences(one: Path, other: Path) -> Differences:
     first, second = load_file(one), load_file(other)
     if first.keys() != second.keys():
         missing = sorted(first.keys() ^ second.keys())
-        return Differences(by_kind={name: math.inf for name in missing}, identical=False)
-    gaps: dict[str, float] = defaultdict(float)
-    sizes: dict[str, float] = defaultdict(float)
-    for name, tensor in first.items():
-        kind = kind_of(name)
-        gaps[kind] = max(gaps[kind], _largest(tensor - second[name]))
-        sizes[kind] = max(sizes[kind], _largest(tensor))
+        apart = {name: math.inf for name in missing}
+        return Differences(by_kind=apart, by_norm=apart, identical=False)
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(first):
+        kinds[kind_of(name)].append(name)
+    by_kind, by_norm = {}, {}
+    for kind, names in kinds.items():
+        whole = numpy.concatenate([first[name].ravel() for name in names]).astype(numpy.float64)
+        gap = whole - numpy.concatenate([second[name].ravel() for name in names])
+        by_kind[kind] = _ratio(numpy.abs(gap).max(initial=0.0), numpy.abs(whole).max(initial=0.0))
+        by_norm[kind] = _ratio(numpy.linalg.norm(gap), numpy.linalg.norm(whole))
     same = all(tensor.tobytes() == second[name].tobytes() for name, tensor in first.items())
-    return Differences(by_kind={k: _ratio(gaps[k], sizes[k]) for k in sorted(gaps)}, identical=same)
+    return Differences(by_kind=by_kind, by_norm=by_norm, identical=same)
 
 
 def worst(found: Iterable[Differences]) -> Differences:
     """The largest of each kind over several pairs of files."""
-    by_kind: dict[str, float] = {}
-    identical = True
-    for one in found:
-        identical &= one.identical
-        for kind, value in one.by_kind.items():
-            by_kind[kind] = max(by_kind.get(kind, 0.0), value)
-    return Differences(by_kind=by_kind, identical=identical)
+    pairs = list(found)
+    return Differences(
+        by_kind=_maxima([pair.by_kind for pair in pairs]),
+        by_norm=_maxima([pair.by_norm for pair in pairs]),
+        identical=all(pair.identical for pair in pairs),
+    )
 
 
-def _largest(tensor: numpy.ndarray) -> float:
-    return float(numpy.abs(tensor).max()) if tensor.size else 0.0
+def _maxima(tables: list[dict[str, float]]) -> dict[str, float]:
+    kinds = sorted({kind for table in tables for kind in table})
+    return {kind: max(table.get(kind, 0.0) for table in tables) for kind in kinds}
 
 
 def _ratio(gap: float, size: float) -> float:
+    gap, size = float(gap), float(size)
     if math.isnan(gap):
         return math.inf
     return gap / size if size else (0.0 if gap == 0.0 else math.inf)

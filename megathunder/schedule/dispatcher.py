@@ -141,6 +141,7 @@ class Dispatcher:
             rows=rows,
             reward=reward or 0.0,
             last=first_step.last,
+            release=self._board.release,
         )
 
     def _alike(self, chains: list[Chain], steps: dict[Chain, Pass]) -> Iterator[Chain]:

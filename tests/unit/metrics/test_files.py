@@ -7,11 +7,14 @@ import json
 import math
 from pathlib import Path
 
+import numpy
 import pytest
+from safetensors.numpy import save_file
 
 from megathunder import tracing
 from megathunder.config import Config
 from megathunder.errors import UserError
+from megathunder.metrics.differences import differences, kind_of
 from megathunder.metrics.folder import RunFolder, open_folder, resume_run, start_run
 from megathunder.metrics.report import main
 from megathunder.metrics.row import MetricsRow, definitions, read_rows
@@ -191,3 +194,18 @@ def test_the_exported_trace_keeps_every_span_in_microseconds(tmp_path: Path) -> 
     assert len(intervals) == sum(span.end_s > span.start_s for span in spans)
     assert sum(event["dur"] for event in intervals) == pytest.approx(1e6 * sum(s.end_s - s.start_s for s in spans))
     assert {event["args"]["name"] for event in events if event["name"] == "thread_name"} == {s.lane for s in spans}
+
+
+def test_differences_are_relative_to_their_kind_and_name_what_is_missing(tmp_path: Path) -> None:
+    one = {"layers.0.w": numpy.array([4.0, 0.0]), "layers.1.w": numpy.array([0.0, 1.0]), "b": numpy.array([1e-3])}
+    other = {**one, "layers.1.w": numpy.array([0.0, 1.5])}
+    save_file(one, tmp_path / "a")
+    save_file(other, tmp_path / "b")
+    save_file({"b": one["b"]}, tmp_path / "c")
+    found = differences(tmp_path / "a", tmp_path / "b")
+    assert found.by_kind == pytest.approx({"layers.*.w": 0.5 / 4, "b": 0.0})
+    assert found.by_norm["layers.*.w"] == pytest.approx(0.5 / math.sqrt(17))
+    assert not found.identical
+    assert differences(tmp_path / "a", tmp_path / "a").identical
+    assert differences(tmp_path / "a", tmp_path / "c").largest == math.inf
+    assert kind_of("layers.11.mlp.experts.linear_fc1.weight7") == "layers.*.mlp.experts.linear_fc1.weight*"
