@@ -4,7 +4,8 @@
     torchrun --nproc-per-node N tools/train.py --config examples/shell_grpo.toml [--section.key VALUE ...]
     python tools/train.py --config examples/shell_grpo.toml          one learner rank, without torchrun
 
-Exit status: 0 done, 1 the run failed, 2 a setting must be mended. `--plan` prints the plan and stops.
+Exit status: 0 done, 1 the run failed, 2 a setting must be mended. `--plan` prints the plan and stops: it needs no GPU
+and no weights, a folder with the model's config.json will do.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from pathlib import Path
 from rich.console import Console
 
 from megathunder.config import Config
-from megathunder.config.checks import check, notes
+from megathunder.config.checks import check, check_plan, notes
 from megathunder.config.load import load_config
 from megathunder.config.model_shape import read_model_shape
 from megathunder.config.variant import Variant
 from megathunder.errors import UserError
 from megathunder.launch import Ranks, run_rank
 from megathunder.metrics.folder import start_run
-from megathunder.metrics.memory import host_limit_bytes
+from megathunder.metrics.memory import gpu_use, host_limit_bytes
 from megathunder.metrics.plan import make_plan, plan_table
 from megathunder.objectives.build import build_objective
 
@@ -35,13 +36,17 @@ def main(argv: list[str]) -> int:
     try:
         config = load_config([a for a in argv if a != "--plan"])
         folder = Path(config.run.folder) / config.run.name
+        if only_plan:
+            meant = config.hardware.learner_ranks or ranks.world
+            check_plan(config, ranks=meant)
+            show_plan(config, meant)
+            return 0
         if ranks.rank == 0:
             check(config)
             check_objectives(config)
             show_plan(config, ranks.world)
-            if not only_plan:
-                start_run(with_equal_weights(config))
-        return 0 if only_plan else run_rank(with_equal_weights(config), folder)
+            start_run(with_equal_weights(config))
+        return run_rank(with_equal_weights(config), folder)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -64,8 +69,9 @@ def with_equal_weights(config: Config) -> Config:
 def show_plan(config: Config, ranks: int) -> None:
     """Print what the run will do and hold, and remarks on settings that may not do what was meant."""
     console = Console(highlight=False)
-    shape = read_model_shape(config.learner.model)
-    console.print(plan_table(make_plan(config, shape, ranks=ranks, host_limit_bytes=host_limit_bytes())))
+    shape, gpu = read_model_shape(config.learner.model), gpu_use()
+    limits = {"host_limit_bytes": host_limit_bytes(), "gpu_bytes": gpu.limit_bytes if gpu else 0}
+    console.print(plan_table(make_plan(config, shape, ranks=ranks, **limits)))
     for note in notes(config):
         console.print(f"note: {note}")
 

@@ -23,7 +23,7 @@ _POSITIVE = """
     learner.virtual_pipeline learner.collective_timeout_s
     learner.learning_rate learner.adam_epsilon learner.exact_range learner.max_bad_updates
     publish.bucket_mb publish.timeout_s publish.min_servers
-    metrics.timeline_updates
+    metrics.timeline_updates hardware.gpus_per_node
     replay.speed
 """
 POSITIVE = frozenset(_POSITIVE.split())

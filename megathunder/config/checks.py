@@ -2,7 +2,8 @@
 
 A law is a function from the configuration to None that raises ConfigError (seen, expected, remedy). Laws read only
 configuration files, the process's core set and the file system: well under a second together. Call `check` once, in
-the process that starts the others, before the run folder is made.
+the process that starts the others, before the run folder is made; for a plan `check_plan`, which asks nothing of this
+machine and needs no weights.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from megathunder.config import machine, meaning, models
 from megathunder.config.bounds import numbers_are_in_range
 from megathunder.config.root import Config
 
-LAWS = (
+LAWS_OF_SETTINGS = (
     numbers_are_in_range,
     meaning.groups_carry_a_signal,
     meaning.ratios_have_one_correction,
@@ -23,16 +24,21 @@ LAWS = (
     meaning.a_replay_has_a_recording,
     meaning.the_batch_fits_the_tasks,
     meaning.lengths_fit_each_other,
+    models.models_are_described_and_agree,
+    machine.the_gpu_is_known,
+    machine.enough_servers,
+)
+LAWS_OF_THE_MACHINE = (
     machine.the_run_folder_is_free,
-    models.models_are_there_and_agree,
+    models.model_folders_are_whole,
     machine.the_sandbox_is_installed,
     machine.wandb_is_installed,
     machine.cores_exist,
     machine.devices_exist,
     machine.servers_are_not_open_to_the_network,
-    machine.enough_servers,
     machine.ports_are_free,
 )
+LAWS = LAWS_OF_SETTINGS + LAWS_OF_THE_MACHINE
 
 OF_SAMPLING = frozenset(
     (
@@ -51,7 +57,16 @@ def check(config: Config, *, ranks: int | None = None) -> None:
     for law in LAWS:
         if not (config.replay.run and law in OF_SAMPLING):
             law(config)
-    models.layout_fits(config, ranks or int(os.environ.get("WORLD_SIZE", "1")))
+    started = ranks or int(os.environ.get("WORLD_SIZE", "1"))
+    machine.as_many_ranks_as_meant(config, started)
+    models.layout_fits(config, started)
+
+
+def check_plan(config: Config, *, ranks: int) -> None:
+    """The same for a run of `ranks` learner processes that is only planned: the settings among themselves."""
+    for law in LAWS_OF_SETTINGS:
+        law(config)
+    models.layout_fits(config, ranks)
 
 
 def notes(config: Config) -> list[str]:

@@ -11,6 +11,18 @@ from pathlib import Path
 from megathunder.config.root import Config
 from megathunder.errors import ConfigError
 
+GPU_MEMORY_GIB = {
+    "A100": 79.0,
+    "H100": 79.0,
+    "H200": 139.0,
+    "H800": 79.0,
+    "H20": 95.0,
+    "B200": 178.0,
+    "B300": 267.0,
+    "L40S": 44.0,
+    "L4": 22.0,
+}
+"""What the driver reports as the total of one GPU, rounded down (80 GB models of the A100 and H100)."""
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 
@@ -81,6 +93,27 @@ def servers_are_not_open_to_the_network(config: Config) -> None:
             f"rollout.host = {rollout.host!r} with no rollout.api_key",
             expected="a key where others can reach the servers: whoever reaches one can replace its weights",
             remedy="set rollout.api_key, or rollout.host = '127.0.0.1'",
+        )
+
+
+def the_gpu_is_known(config: Config) -> None:
+    hardware = config.hardware
+    if hardware.gpu and not hardware.gpu_memory_gib and hardware.gpu.upper() not in GPU_MEMORY_GIB:
+        raise ConfigError(
+            f"hardware.gpu = {hardware.gpu!r}",
+            expected=f"one of {', '.join(GPU_MEMORY_GIB)}",
+            remedy="set hardware.gpu_memory_gib to the memory of one GPU",
+        )
+
+
+def as_many_ranks_as_meant(config: Config, ranks: int) -> None:
+    """Not a law of the settings: `ranks` is what torchrun started."""
+    meant = config.hardware.learner_ranks
+    if meant and meant != ranks:
+        raise ConfigError(
+            f"{ranks} learner rank(s), hardware.learner_ranks = {meant}",
+            expected=f"{meant}: the layout and its memory plan are made for that many",
+            remedy=f"torchrun --nnodes N --nproc-per-node M with N x M = {meant}, or set hardware.learner_ranks = 0",
         )
 
 

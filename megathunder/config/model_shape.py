@@ -33,6 +33,10 @@ class ModelShape:
     expert_ffn: int = 0
     dense_layers: int = -1
     """Layers with a dense MLP; -1: all of them."""
+    qk_norm: bool = False
+    """A norm of `head_size` on queries and one on keys in each layer."""
+    qkv_bias: bool = False
+    """Biases on the query, key and value projections."""
     max_positions: int = 0
     """Longest sequence the model was made for; 0: unknown."""
 
@@ -66,9 +70,15 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """All weights: matrices, embeddings and the two norms of a layer; head norms and biases are left out."""
-        norms = self.hidden * (2 * self.layers + 1)
-        return self.layer_matrices + self.embedding_parameters * (1 if self.tied else 2) + norms
+        """All weights, as many as the published model has."""
+        vectors = self.layers * (2 * self.hidden + self.layer_vectors) + self.hidden
+        return self.layer_matrices + self.embedding_parameters * (1 if self.tied else 2) + vectors
+
+    @property
+    def layer_vectors(self) -> int:
+        """Of one layer, its two norms left out: head norms and biases."""
+        norms = 2 * self.head_size if self.qk_norm else 0
+        return norms + (self.head_size * (self.heads + 2 * self.kv_heads) if self.qkv_bias else 0)
 
     @property
     def active_parameters(self) -> int:
@@ -127,6 +137,8 @@ def read_model_shape(folder: str | Path, setting: str = "learner.model") -> Mode
         shared_experts=number("n_shared_experts", default=0),
         expert_ffn=number("moe_intermediate_size", default=0),
         dense_layers=_dense_layers(config, layers) if experts else -1,
+        qk_norm=bool(config.get("use_qk_norm", str(config.get("model_type", "")).startswith("qwen3"))),
+        qkv_bias=bool(config.get("attention_bias", False)),
         max_positions=number("max_position_embeddings", default=0),
     )
 

@@ -10,8 +10,7 @@ from megathunder.config.root import Config
 from megathunder.errors import ConfigError
 
 
-def models_are_there_and_agree(config: Config) -> None:
-    _model_folder(config.learner.model, "learner.model")
+def models_are_described_and_agree(config: Config) -> None:
     shape = read_model_shape(config.learner.model)
     if 0 < shape.max_positions < config.rollout.max_tokens:
         raise ConfigError(
@@ -20,15 +19,18 @@ def models_are_there_and_agree(config: Config) -> None:
             expected="trajectories no longer than the policy's positions",
             remedy=f"set rollout.max_tokens = {shape.max_positions}",
         )
-    if config.objective != "opd" or config.replay.run:
-        return
-    if not config.opd.teacher and not config.opd.teacher_urls:
+    sampled = config.objective == "opd" and not config.replay.run
+    if sampled and not config.opd.teacher and not config.opd.teacher_urls:
         raise ConfigError(
             "objective = 'opd' with opd.teacher = '' and no opd.teacher_urls",
             expected="a teacher to be scored by",
             remedy="set opd.teacher = 'examples/policies/teacher', or --objective grpo",
         )
-    if config.opd.teacher:
+
+
+def model_folders_are_whole(config: Config) -> None:
+    _model_folder(config.learner.model, "learner.model")
+    if config.objective == "opd" and config.opd.teacher and not config.replay.run:
         _model_folder(config.opd.teacher, "opd.teacher")
         _same_vocabulary(config.learner.model, config.opd.teacher)
 

@@ -19,6 +19,8 @@ class RolloutConfig:
     """First port of the started servers; 0 picks free ones."""
     device: str = "auto"
     """`cpu`, `cuda` or `auto` (cuda where there is one)."""
+    first_gpu: int = 0
+    """GPU of the first started server; each takes as many as its tensor parallelism (`sglang.tp_size`), in order."""
     dtype: str = "float32"
     """Type the servers compute in."""
     cpu_cores: tuple[int, ...] = ()
@@ -57,3 +59,9 @@ class RolloutConfig:
     """Sample every turn to its full length (workloads for timing only)."""
     sglang: dict[str, str] = field(default_factory=dict)
     """Further SGLang server arguments by name, as strings (`{"mem_fraction_static": "0.5"}`)."""
+
+    @property
+    def gpus_per_server(self) -> int:
+        """SGLang's tensor parallelism, by any of its names."""
+        names = ("tp_size", "tensor_parallel_size", "tp")
+        return next((int(self.sglang[name]) for name in names if name in self.sglang), 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from megathunder.config.hardware import HardwareConfig
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.metrics import MetricsConfig
 from megathunder.config.objective import GrpoConfig, LossConfig, OpdConfig
@@ -41,3 +42,4 @@ class Config:
     publish: PublishConfig = field(default_factory=PublishConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)

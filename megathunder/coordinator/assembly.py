@@ -126,7 +126,10 @@ async def _start_servers(
     pools = [servers]
     if config.objective == "opd":
         urls, model = config.opd.teacher_urls, Path(config.opd.teacher)
-        pools.append(ServerPool(config.rollout, model, folder=logs, name="teacher", urls=urls, servers=1))
+        after = 0 if config.rollout.urls else config.rollout.servers
+        pools.append(
+            ServerPool(config.rollout, model, folder=logs, name="teacher", urls=urls, servers=1, first_index=after)
+        )
     for pool in pools:
         stack.push_async_callback(pool.close)
     await asyncio.gather(*(pool.start() for pool in pools))

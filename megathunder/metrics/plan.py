@@ -1,93 +1,92 @@
-"""What a run is going to do and what it will hold, before anything starts: `plan_table(Plan(...))`.
+"""What a run is going to do and what it will hold, before anything starts: `plan_table(make_plan(...))`.
 
-Memory of one learner rank, in bytes, with p parameters on it:
-    weights p * size;  gradient 4 p;  optimizer 8 p (two moments), 12 p below float32 (and float32 masters);
-    accumulators 4 p * (reward values * open groups + own) beside the gradient buffer (8 p each in exact mode);
-    activations of one micro-batch, an estimate: tokens * (layers * (9 hidden + 3 ffn) * size + 4 vocabulary), with one
-    layer's share kept under full recomputation.
-A server holds weights and its key-value cache. Pure: numbers in, a table out; the limits are given.
+The bytes of a rank are `footprint.py`'s; here they are put beside the memory there is: of a GPU and of a machine where
+learner and servers have GPUs, else of this host. Every total printed is the sum of the parts printed before it.
+Pure: numbers in, a table out. Called by `tools/train.py`, before a run and for `--plan`.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from rich.table import Table
 
 from megathunder.config import Config
+from megathunder.config.machine import GPU_MEMORY_GIB
 from megathunder.config.model_shape import ModelShape
+from megathunder.metrics.footprint import (
+    Memory,
+    Parameters,
+    accumulators_held,
+    make_memory,
+    rank_parameters,
+    ranks_of_a_cell,
+    trained_parameters,
+)
 
-SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 NEAR = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """Bytes of one learner rank (or, `server`, of one rollout server)."""
-
-    weights: int
-    gradient: int
-    optimizer: int
-    accumulators: int
-    activations: int
-    server: int
-
-    @property
-    def rank(self) -> int:
-        return self.weights + self.gradient + self.optimizer + self.accumulators + self.activations
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything the table says. `limit_bytes`: what one rank and, on a CPU, the whole host may use; 0: unknown."""
+    """Everything the table says. Limits are bytes of this host, of one GPU and of one machine; 0: unknown."""
 
     config: Config
     shape: ModelShape
     ranks: int
-    local_parameters: int
-    classes: int
+    on_gpu: bool
+    parameters: Parameters
+    trained: Parameters
     memory: Memory
     host_limit_bytes: int = 0
     device_limit_bytes: int = 0
+    node_limit_bytes: int = 0
 
     @property
     def cells(self) -> int:
-        learner = self.config.learner
-        coupled = learner.tensor_parallel * learner.pipeline_parallel * learner.context_parallel
-        return max(self.ranks // coupled, 1)
+        return max(self.ranks // ranks_of_a_cell(self.config.learner), 1)
+
+    @property
+    def servers(self) -> int:
+        return len(self.config.rollout.urls) or self.config.rollout.servers
 
     @property
     def host_bytes(self) -> int:
         """Everything, on one host without a GPU."""
         servers = 0 if self.config.rollout.urls else self.config.rollout.servers
-        return self.memory.rank * self.ranks + self.memory.server * servers
+        return self.memory.device * self.ranks + self.memory.server * servers
+
+    @property
+    def sandbox_bytes(self) -> int:
+        """Most that commands and work folders of sandboxes may take, on the machine of rank 0."""
+        sandbox = self.config.sandbox
+        return (sandbox.max_running * sandbox.memory_mb + sandbox.max_open * sandbox.disk_mb) << 20
+
+    @property
+    def node_bytes(self) -> int:
+        """Host memory of the machine of rank 0."""
+        return self.memory.host * min(self.ranks, self.config.hardware.gpus_per_node) + self.sandbox_bytes
 
 
 def make_plan(
-    config: Config,
-    shape: ModelShape,
-    *,
-    ranks: int = 1,
-    local_parameters: int = 0,
-    host_limit_bytes: int = 0,
-    device_limit_bytes: int = 0,
+    config: Config, shape: ModelShape, *, ranks: int = 1, host_limit_bytes: int = 0, gpu_bytes: int = 0
 ) -> Plan:
-    """Reckon the plan. `local_parameters` of one rank; 0: all parameters divided by the layout."""
-    learner = config.learner
-    local = local_parameters or _local_parameters(config, shape)
-    layout = learner.tensor_parallel * learner.pipeline_parallel * learner.context_parallel
-    shards = max(ranks // layout, 1) if learner.distributed_optimizer else 1
-    classes = _accumulators_a_group(config)
+    """Reckon the plan. `host_limit_bytes`: memory of this host; `gpu_bytes`: of its GPU, 0 where it has none."""
+    hardware = config.hardware
+    named = hardware.gpu_memory_gib or GPU_MEMORY_GIB.get(hardware.gpu.upper(), 0.0)
+    on_gpu = config.learner.device == "cuda" or (config.learner.device == "auto" and bool(named or gpu_bytes))
+    here = 0 if named else host_limit_bytes  # a named GPU is another machine's
     return Plan(
         config=config,
         shape=shape,
         ranks=ranks,
-        local_parameters=local,
-        classes=classes,
-        memory=_memory(config, shape, local, classes, shards),
-        host_limit_bytes=host_limit_bytes,
-        device_limit_bytes=device_limit_bytes,
+        on_gpu=on_gpu,
+        parameters=rank_parameters(shape, config.learner),
+        trained=trained_parameters(shape, config.learner),
+        memory=make_memory(config, shape, ranks=ranks, on_gpu=on_gpu),
+        host_limit_bytes=0 if on_gpu else host_limit_bytes,
+        device_limit_bytes=(round(named * 2**30) or gpu_bytes) if on_gpu else 0,
+        node_limit_bytes=(round(hardware.host_memory_gib * 2**30) or here) if on_gpu else 0,
     )
 
 
@@ -106,95 +105,120 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
     config, shape, memory = plan.config, plan.shape, plan.memory
     run, rollout, learner = config.run, config.rollout, config.learner
     attempts = run.groups_per_update * run.group_size
-    started = "already running" if rollout.urls else "started here"
-    servers = len(rollout.urls) or rollout.servers
-    teacher = " + 1 teacher" if config.objective == "opd" and not config.opd.teacher_urls else ""
-    active = f", {_count(shape.active_parameters)} active a token" if shape.experts else ""
-    open_groups = min(config.streaming.max_open_groups, run.groups_per_update)
-    own = config.streaming.max_own_accumulators if plan.classes and config.streaming.content_ready else 0
-    held = plan.classes * open_groups + own
     per_update = attempts * rollout.max_tokens
-    processes = f"{plan.ranks} learner rank(s) in {plan.cells} cell(s), 1 coordinator, {servers} server(s) {started}"
-    parts = {
-        "weights": memory.weights,
-        "gradient": memory.gradient,
-        "optimizer": memory.optimizer,
-        "activations (estimate)": memory.activations,
-    }
-    each = f"{held} of {_bytes(memory.accumulators // max(held, 1))}, on the {learner.accumulator_placement}"
-    lines = [
+    active = f", {count(shape.active_parameters)} active a token" if shape.experts else ""
+    adapters = f", adapters of rank {learner.lora_rank} alone are trained" if learner.lora_rank else ""
+    updates = f"{run.updates} of {run.groups_per_update} groups x {run.group_size} = {attempts} trajectories"
+    server = _sum({"weights": memory.server_weights, "keys and values": memory.server_cache})
+    return [
         ("objective, schedule", f"{config.objective}, {config.schedule}, release {config.streaming.release}"),
-        ("updates", f"{run.updates} of {run.groups_per_update} groups x {run.group_size} = {attempts} trajectories"),
-        ("tokens", f"at most {_count(per_update)} an update, {_count(run.updates * per_update)} in all"),
-        ("policy", f"{_count(shape.parameters)} parameters{active}, {learner.dtype}, {learner.model}"),
-        ("processes", f"{processes}{teacher}, at most {config.sandbox.max_running} commands at once"),
-        ("a learner rank", f"{_bytes(memory.rank)}: {', '.join(f'{k} {_bytes(v)}' for k, v in parts.items())}"),
-        ("accumulators", f"{_bytes(memory.accumulators)} of them: {each}" if held else "none: all work is direct"),
-        ("a server", f"{_bytes(memory.server)}: weights, {_count(rollout.max_total_tokens)} tokens of keys and values"),
+        ("updates", updates),
+        ("tokens", f"at most {count(per_update)} an update, {count(run.updates * per_update)} in all"),
+        ("policy", f"{_exact(shape.parameters)} parameters{active}, {learner.dtype}, {learner.model}{adapters}"),
+        ("processes", _processes(plan)),
+        ("layout", _layout(plan)),
+        ("parameters of a rank", _rank_parameters(plan)),
+        ("a learner rank", _sum(memory.device_parts)),
+        ("accumulators", _accumulators(plan)),
+        *([("its host memory", _sum(memory.host_parts))] if plan.on_gpu else []),
+        ("a server" if rollout.gpus_per_server == 1 else "a GPU of a server", f"{server}: {_cache(plan)}"),
+        *_limits(plan),
     ]
-    return lines + _limits(plan)
 
 
-def _limits(plan: Plan) -> list[tuple[str, str]]:
-    lines = []
-    for name, need, limit in (
-        ("this host", plan.host_bytes, plan.host_limit_bytes),
-        ("one GPU", plan.memory.rank, plan.device_limit_bytes),
-    ):
-        if limit:
-            share = need / limit
-            state = "EXCEEDED" if share > 1 else "near" if share > NEAR else "ample"
-            lines.append((name, f"{_bytes(need)} of {_bytes(limit)} ({share:.0%}), programs not counted: {state}"))
-    return lines
-
-
-def _accumulators_a_group(config: Config) -> int:
-    """Accumulators an open group holds: one a reward value (a binary verifier has two); none for direct work."""
-    if config.objective == "opd" or config.schedule in ("sync", "one_step_off", "periodic_async"):
-        return 0
-    return config.streaming.reward_values
-
-
-def _local_parameters(config: Config, shape: ModelShape) -> int:
-    """Parameters of the fullest rank: experts divided by expert parallelism, the rest by tensor parallelism."""
-    learner = config.learner
-    experts = shape.moe_layers * 3 * shape.hidden * shape.expert_ffn * shape.experts
-    expert_ways = learner.expert_parallel * (learner.expert_tensor_parallel or learner.tensor_parallel)
-    rest = (shape.parameters - experts) / learner.tensor_parallel
-    return math.ceil((rest + experts / expert_ways) / learner.pipeline_parallel)
-
-
-def _memory(config: Config, shape: ModelShape, local: int, classes: int, shards: int) -> Memory:
-    learner, rollout = config.learner, config.rollout
-    size = SIZES[learner.dtype]
-    open_groups = min(config.streaming.max_open_groups, config.run.groups_per_update)
-    accumulator = local * (8 if learner.accumulator == "exact" else max(4, size))
-    own = config.streaming.max_own_accumulators if classes and config.streaming.content_ready else 0
-    width = 9 * shape.hidden + 3 * max(shape.ffn, shape.expert_ffn * max(shape.experts_per_token, 1))
-    kept = shape.layers if learner.recompute != "full" else 1
-    layout = learner.tensor_parallel * learner.pipeline_parallel * learner.context_parallel
-    activations = config.streaming.pack_tokens * (kept * width * size + 4 * shape.vocabulary) // layout
-    server_size = SIZES.get(rollout.dtype, 2)
-    cache = rollout.max_total_tokens * 2 * shape.layers * shape.kv_heads * shape.head_size * server_size
-    return Memory(
-        weights=local * size,
-        gradient=local * max(4, size),
-        optimizer=local * (8 if size >= 4 else 12) * (2 if size == 8 else 1) // shards,
-        accumulators=accumulator * (classes * open_groups + own),
-        activations=activations,
-        server=shape.parameters * server_size + cache,
-    )
-
-
-def _count(number: float) -> str:
+def count(number: float) -> str:
+    """Three digits: 30.5B, 152k, 12."""
     for unit, scale in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= scale:
             return f"{number / scale:.3g}{unit}"
     return f"{number:.0f}"
 
 
-def _bytes(number: float) -> str:
-    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+def in_bytes(number: float) -> str:
+    """Two decimals, so that a printed sum is that of its printed parts up to the last one."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if number >= scale:
-            return f"{number / scale:.3g} {unit}"
+            return f"{number / scale:,.2f} {unit}"
     return f"{number:.0f} B"
+
+
+# ---------------------------------------------------------------------------------------------- private
+
+
+def _processes(plan: Plan) -> str:
+    config = plan.config
+    started = "already running" if config.rollout.urls else "started here"
+    teacher = " + 1 teacher" if config.objective == "opd" and not config.opd.teacher_urls else ""
+    text = f"{plan.ranks} learner rank(s) in {plan.cells} cell(s), 1 coordinator, {plan.servers} server(s) {started}"
+    text += f"{teacher}, at most {config.sandbox.max_running} commands at once"
+    if not plan.on_gpu:
+        return text
+    serving = (plan.servers + bool(teacher)) * config.rollout.gpus_per_server
+    total = plan.ranks + serving
+    nodes = -(-total // config.hardware.gpus_per_node)
+    return f"{text}; GPUs {plan.ranks} + {serving} = {total} on {nodes} machine(s)"
+
+
+def _layout(plan: Plan) -> str:
+    learner, ranks = plan.config.learner, plan.ranks
+    tensor, pipeline, context = learner.tensor_parallel, learner.pipeline_parallel, learner.context_parallel
+    data = ranks // (tensor * pipeline * context)
+    text = f"data {data} x tensor {tensor} x pipeline {pipeline} x context {context}"
+    if plan.shape.experts:
+        ways = learner.expert_tensor_parallel or tensor
+        copies = ranks // (learner.expert_parallel * ways * pipeline)
+        text += f"; experts: data {copies} x expert {learner.expert_parallel} x tensor {ways} x pipeline {pipeline}"
+    return f"{text} = {ranks}"
+
+
+def _rank_parameters(plan: Plan) -> str:
+    held = plan.parameters
+    parts = f" = dense {_exact(held.dense)} + expert {_exact(held.expert)}" if held.expert else ""
+    trained = "" if plan.trained == held else f"; trained {_exact(plan.trained.total)}"
+    return f"{_exact(held.total)}{parts}{trained}"
+
+
+def _accumulators(plan: Plan) -> str:
+    groups, own = accumulators_held(plan.config)
+    if not groups + own:
+        return "none: all work is direct"
+    placed = "in host memory" if plan.memory.accumulators_on_host else "beside the gradient buffer"
+    kinds = f"{groups} of open groups" + (f" + {own} of unrewarded trajectories" if own else "")
+    each = plan.memory.accumulators // (groups + own)
+    return f"{in_bytes(plan.memory.accumulators)} = {groups + own} x {in_bytes(each)} {placed} ({kinds})"
+
+
+def _cache(plan: Plan) -> str:
+    rollout = plan.config.rollout
+    long = rollout.max_total_tokens // rollout.max_tokens
+    return f"{count(rollout.max_total_tokens)} tokens of keys and values, {long} of the longest trajectories"
+
+
+def _limits(plan: Plan) -> list[tuple[str, str]]:
+    fraction = float(plan.config.rollout.sglang.get("mem_fraction_static", "0.85"))
+    compared = [("this host", plan.host_bytes, plan.host_limit_bytes, "programs not counted")]
+    if plan.on_gpu:
+        serving = round(plan.device_limit_bytes * fraction)
+        ranks = min(plan.ranks, plan.config.hardware.gpus_per_node)
+        parts = f"{ranks} ranks + sandboxes {in_bytes(plan.sandbox_bytes)}"
+        compared = [
+            ("one learner GPU", plan.memory.device, plan.device_limit_bytes, "all parts above"),
+            ("one server GPU", plan.memory.server, serving, f"{fraction:.0%} of the GPU, SGLang's share"),
+            ("one machine's host", plan.node_bytes, plan.node_limit_bytes, parts),
+        ]
+    lines = []
+    for name, need, limit, remark in compared:
+        if limit:
+            share = need / limit
+            state = "EXCEEDED" if share > 1 else "near" if share > NEAR else "ample"
+            lines.append((name, f"{in_bytes(need)} of {in_bytes(limit)} ({share:.0%}), {remark}: {state}"))
+    return lines
+
+
+def _sum(parts: dict[str, int]) -> str:
+    held = {name: size for name, size in parts.items() if size}
+    return f"{in_bytes(sum(held.values()))} = " + " + ".join(f"{name} {in_bytes(v)}" for name, v in held.items())
+
+
+def _exact(number: int) -> str:
+    return f"{number:,} ({count(number)})" if number >= 1e6 else f"{number:,}"

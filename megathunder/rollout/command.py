@@ -38,8 +38,11 @@ def resolve_device(device: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def server_command(config: RolloutConfig, *, model: Path, port: int, device: str, version: int) -> list[str]:
-    """`python -m sglang.launch_server ...` for a server of `model` that starts at policy version `version`."""
+def server_command(
+    config: RolloutConfig, *, model: Path, port: int, device: str, version: int, index: int = 0
+) -> list[str]:
+    """`python -m sglang.launch_server ...` for a server of `model` that starts at policy version `version`; on GPUs the
+    `index`-th server takes the GPUs after those of the servers before it."""
     arguments = {
         "model_path": str(model),
         "host": config.host,
@@ -51,7 +54,7 @@ def server_command(config: RolloutConfig, *, model: Path, port: int, device: str
         "skip_tokenizer_init": "true",
         "skip_server_warmup": "true",
         "log_level": "warning",
-        **(CPU_ARGUMENTS if device == "cpu" else GPU_ARGUMENTS),
+        **(CPU_ARGUMENTS if device == "cpu" else GPU_ARGUMENTS | _gpus(config, index)),
         **({"api_key": config.api_key} if config.api_key else {}),
         **config.sglang,
     }
@@ -61,6 +64,10 @@ def server_command(config: RolloutConfig, *, model: Path, port: int, device: str
             command.append("--" + name.replace("_", "-"))
             command.extend([] if value.lower() == "true" else [value])
     return command
+
+
+def _gpus(config: RolloutConfig, index: int) -> dict[str, str]:
+    return {"base_gpu_id": str(config.first_gpu + index * config.gpus_per_server)}
 
 
 def server_environment(device: str, temporary: Path) -> dict[str, str]:

@@ -65,12 +65,12 @@ class ServerProcess:
 
 
 async def start_server(
-    config: RolloutConfig, *, model: Path, port: int, device: str, version: int, log: Path
+    config: RolloutConfig, *, model: Path, port: int, device: str, version: int, log: Path, index: int = 0
 ) -> ServerProcess:
     """Start a server of `model` and wait until it answers; raises UserError when it exits or takes too long."""
     temporary = Path(tempfile.mkdtemp(prefix="mt-"))  # socket paths must be short
     guard = [sys.executable, "-S", "-E", str(GUARD), str(os.getpid()), ",".join(map(str, config.cpu_cores)) or "-"]
-    command = server_command(config, model=model, port=port, device=device, version=version)
+    command = server_command(config, model=model, port=port, device=device, version=version, index=index)
     with log.open("ab") as output:
         output.write((" ".join(command) + "\n").encode())
         process = await asyncio.create_subprocess_exec(

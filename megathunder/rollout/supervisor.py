@@ -53,7 +53,8 @@ class Slot:
 
 
 class ServerPool:
-    """Servers named `<name>-<i>` of one model. `policy_version` is what a started server calls its first weights."""
+    """Servers named `<name>-<i>` of one model. `policy_version` is what a started server calls its first weights;
+    `first_index` servers of other pools take the GPUs before this one's."""
 
     def __init__(
         self,
@@ -64,13 +65,14 @@ class ServerPool:
         name: str = "rollout",
         urls: tuple[str, ...] | None = None,
         servers: int | None = None,
+        first_index: int = 0,
         policy_version: int = 0,
         on_restart: OnRestart | None = None,
     ) -> None:
         self._config, self._model, self._folder, self._name = config, model, folder, name
         self._urls = config.urls if urls is None else urls
         self._count = config.servers if servers is None else servers
-        self._version, self._on_restart = policy_version, on_restart
+        self._version, self._on_restart, self._first_index = policy_version, on_restart, first_index
         self._slots: list[Slot] = []
         self._watchers: list[asyncio.Task[None]] = []
         self._changed = asyncio.Condition()
@@ -171,6 +173,7 @@ class ServerPool:
                 device=resolve_device(self._config.device),
                 version=self._version,
                 log=self._folder / f"{slot.address.name}.log",
+                index=self._first_index + self._slots.index(slot),
             )
 
     async def _find(self, slot: Slot) -> None:

@@ -1,4 +1,4 @@
-"""The plan, the display, the monitor and W&B: what is shown, and that nothing shown can end a run."""
+"""The display, the monitor and W&B: what is shown, and that nothing shown can end a run."""
 
 from __future__ import annotations
 
@@ -12,18 +12,14 @@ from rich.console import Console as RichConsole
 
 from megathunder import tracing
 from megathunder.config import Config
-from megathunder.config.model_shape import ModelShape
 from megathunder.metrics.console import Console, Progress, draw, line
 from megathunder.metrics.folder import start_run
 from megathunder.metrics.memory import GpuUse, gpu_use, host_memory_bytes
 from megathunder.metrics.monitor import open_monitor
-from megathunder.metrics.plan import make_plan, plan_lines, plan_table
 from megathunder.metrics.row import read_rows
 from megathunder.metrics.sinks import WandbSink
 from megathunder.types import TrajectoryId, TrajectoryLost
 from tests.unit.metrics.made_run import made_row
-
-SHAPE = ModelShape(layers=2, hidden=8, heads=2, kv_heads=1, head_size=4, ffn=16, vocabulary=32)
 
 
 def with_changes(**sections: dict[str, object]) -> Config:
@@ -36,59 +32,6 @@ def printed(renderable: object) -> str:
     text = io.StringIO()
     RichConsole(file=text, width=160).print(renderable)
     return text.getvalue()
-
-
-def test_the_plan_counts_what_will_happen() -> None:
-    config = with_changes(run={"updates": 10, "groups_per_update": 4, "group_size": 8}, rollout={"max_tokens": 100})
-    lines = dict(plan_lines(make_plan(config, SHAPE, ranks=2)))
-    assert lines["updates"] == "10 of 4 groups x 8 = 32 trajectories"
-    assert lines["tokens"] == "at most 3.2k an update, 32k in all"
-    assert "2 learner rank(s) in 2 cell(s), 1 coordinator, 1 server(s) started here" in lines["processes"]
-    assert "10 of 4 groups" in printed(plan_table(make_plan(config, SHAPE)))
-
-
-def test_accumulators_are_local_parameters_by_classes_by_open_groups() -> None:
-    config = with_changes(run={"groups_per_update": 8}, streaming={"max_open_groups": 4})
-    plan = make_plan(config, SHAPE, local_parameters=1000)
-    assert plan.memory.accumulators == 1000 * 4 * 2 * 4
-    exact = make_plan(with_changes(learner={"accumulator": "exact"}), SHAPE, local_parameters=1000)
-    assert exact.memory.accumulators == 1000 * 8 * 2 * 8
-    sync = make_plan(dataclasses.replace(config, schedule="sync"), SHAPE, local_parameters=1000)
-    assert sync.memory.accumulators == 0
-    early = with_changes(streaming={"content_ready": True, "max_own_accumulators": 4})
-    assert make_plan(early, SHAPE, local_parameters=1000).memory.accumulators == 1000 * 4 * (2 * 8 + 4)
-
-
-def test_the_plan_names_the_limit_that_is_near() -> None:
-    plan = make_plan(Config(), SHAPE)
-    for limit, state in (
-        (plan.host_bytes * 10, "ample"),
-        (int(plan.host_bytes * 1.1), "near"),
-        (plan.host_bytes // 2, "EXCEEDED"),
-    ):
-        lines = dict(plan_lines(make_plan(Config(), SHAPE, host_limit_bytes=limit)))
-        assert state in lines["this host"]
-    assert "this host" not in dict(plan_lines(plan))
-
-
-def test_memory_of_a_rank_adds_up_and_is_divided_by_the_layout() -> None:
-    whole = make_plan(Config(), SHAPE)
-    memory = whole.memory
-    parts = (memory.weights, memory.gradient, memory.optimizer, memory.accumulators, memory.activations)
-    assert memory.rank == sum(parts)
-    assert memory.weights == memory.gradient == 4 * SHAPE.parameters
-    half = make_plan(with_changes(learner={"tensor_parallel": 2}), SHAPE, ranks=2)
-    assert half.local_parameters == -(-SHAPE.parameters // 2)
-    assert half.cells == 1
-    sharded = make_plan(with_changes(learner={"distributed_optimizer": True}), SHAPE, ranks=4)
-    assert sharded.memory.optimizer == memory.optimizer // 4
-
-
-def test_experts_are_divided_by_expert_parallelism_and_the_rest_is_not() -> None:
-    moe = dataclasses.replace(SHAPE, experts=8, experts_per_token=2, expert_ffn=4, dense_layers=0)
-    experts = 2 * 3 * 8 * 4 * 8
-    plan = make_plan(with_changes(learner={"expert_parallel": 4}), moe, ranks=4)
-    assert plan.local_parameters == moe.parameters - experts + experts // 4
 
 
 def test_a_line_says_what_the_update_did() -> None:

@@ -124,3 +124,10 @@ def test_a_pool_whose_servers_are_all_lost_says_so(tmp_path):
             await pool.close()
 
     asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_servers_on_gpus_take_them_in_turn():
+    config = RolloutConfig(first_gpu=4, sglang={"tp_size": "2"})
+    lines = [server_command(config, model=Path("m"), port=5, device="cuda", version=0, index=i) for i in (0, 1)]
+    assert [line[line.index("--base-gpu-id") + 1] for line in lines] == ["4", "6"]
+    assert "--base-gpu-id" not in command("cpu")
