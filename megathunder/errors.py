@@ -6,6 +6,13 @@ machinery (a dead server, a hung sandbox): the trajectory is lost, it is never a
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+import time
+
+TORCHRUN_FILE = "TORCHELASTIC_ERROR_FILE"
+
 
 class MegathunderError(Exception):
     """Base of every error this package raises on purpose."""
@@ -37,3 +44,14 @@ class StalePolicyError(MegathunderError):
 
 class IllegalMove(MegathunderError):
     """A contribution was asked to make a move that its lifecycle does not have."""
+
+
+def complain(message: str) -> None:
+    """Print `error: ...` on the terminal, and leave it where torchrun's own summary of a failed job, which is printed
+    last, quotes it."""
+    text = f"error: {message}"
+    print(text, file=sys.stderr, flush=True)
+    if path := os.environ.get(TORCHRUN_FILE):
+        content = {"message": {"message": text, "extraInfo": {"timestamp": str(int(time.time()))}}}
+        with open(path, "w") as file:
+            json.dump(content, file)

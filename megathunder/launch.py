@@ -4,8 +4,10 @@
       rank 0..N-1   Learner + worker loop                         (this module: `run_rank`)
       coordinator   servers, agents, sandboxes, ledger, schedule  (child of rank 0, `coordinator/process.py`)
 
-Whoever ends takes the others along: the coordinator dies with rank 0 (parent-death signal), rank 0 stops when the
-coordinator has ended, torchrun ends the remaining ranks. Servers and sandboxes die with the coordinator.
+Whoever ends takes the others along: ranks end with torchrun, the coordinator with rank 0 (parent-death signal), every
+rank stops when its connection to the coordinator closes, torchrun ends what is left. Servers and sandboxes die with the
+coordinator. Signals mean what `coordinator/ending.py` says: rank 0 passes them on, and the ranks, which may be in the
+middle of a collective, end when the coordinator says so.
 """
 
 from __future__ import annotations
@@ -13,23 +15,39 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
+import select
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megathunder.config import Config
-from megathunder.errors import InfrastructureFailure
-from megathunder.types import Differentiate, Fold, Hello, Publish, TakeStep
+from megathunder.errors import TORCHRUN_FILE, InfrastructureFailure, UserError, complain
+from megathunder.types import (
+    Differentiate,
+    ExportPolicy,
+    Fold,
+    Hello,
+    LoadCheckpoint,
+    Publish,
+    SaveCheckpoint,
+    TakeStep,
+)
 
 if TYPE_CHECKING:
     from megathunder.learner.link import Endpoint
 
 STOP_S = 45.0
+ADDRESS_S = 120.0  # until the coordinator listens
+FIRST_WORD_S = 10.0
+GRACE_S = 30.0
 PR_SET_PDEATHSIG = 1
 TORCHRUN = frozenset(
     "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME "
@@ -67,20 +85,33 @@ class CoordinatorProcess:
         )
         os.close(write_end)
         with os.fdopen(read_end) as pipe:
-            self.address = pipe.readline().strip()
+            ready, _, _ = select.select([pipe], [], [], ADDRESS_S)
+            self.address = pipe.readline().strip() if ready else ""
         if not self.address:
             raise InfrastructureFailure("the coordinator ended before it listened; its lines above say why")
+        threading.Thread(target=self._outlive_nothing, daemon=True).start()
+
+    def _outlive_nothing(self) -> None:
+        """A rank that waits for another one inside a library hears of nothing: end it when the run has ended."""
+        status = self._process.wait()
+        time.sleep(GRACE_S)
+        complain(f"learner rank 0 (in a collective?) did not end within {GRACE_S:.0f} s of the coordinator; ended it")
+        os._exit(status if status >= 0 else 1)
 
     def alive(self) -> bool:
         return self._process.poll() is None
 
     def stop(self, timeout_s: float) -> int:
-        """Wait for it to end by itself, kill it after `timeout_s`; the exit status."""
+        """Wait for it to end by itself, kill it after `timeout_s`; its exit status, 1 when a signal ended it."""
         try:
-            return self._process.wait(timeout_s)
+            status = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            return self._process.wait()
+            complain(f"the coordinator did not end within {timeout_s:.0f} s and was killed")
+            return self._process.wait() and 1
+        if status < 0:
+            complain(f"the coordinator was ended by {signal.Signals(-status).name}; nothing of the run is left running")
+        return status if status >= 0 else 1
 
     def forward(self, signum: int) -> None:
         if self.alive():
@@ -91,30 +122,49 @@ def run_rank(config: Config, folder: Path) -> int:
     """One learner rank from start to end; returns the exit status."""
     ranks = Ranks.from_environment()
     cells = ranks.world // _ranks_of_a_cell(config)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _die_with_parent()  # torchrun, which may be killed itself
     coordinator = CoordinatorProcess(folder / "config.toml", cells) if ranks.rank == 0 else None
     if coordinator:
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, lambda number, _: coordinator.forward(number))
+        _on_signals(lambda number, _: coordinator.forward(number))
     try:
         _learn(config, coordinator)
-    except InfrastructureFailure as error:  # the coordinator is gone, or never came
-        print(f"rank {ranks.rank}: {error}", file=sys.stderr)
-        return (coordinator.stop(STOP_S) if coordinator else 0) or 1
-    except BaseException:
+    except InfrastructureFailure:  # the coordinator is gone, or was told what failed here: it says why
+        return coordinator.stop(STOP_S) if coordinator else leave_the_word_to_rank_0()
+    except BaseException as error:
         if coordinator:
             coordinator.forward(signal.SIGTERM)
             coordinator.stop(STOP_S)
-        raise
+        if isinstance(error, UserError):
+            raise
+        traceback.print_exception(error)
+        if coordinator is None:
+            return leave_the_word_to_rank_0()
+        complain(f"learner rank 0: {error}")
+        return 1
     return coordinator.stop(STOP_S) if coordinator else 0
+
+
+def leave_the_word_to_rank_0() -> int:
+    """Other ranks fail for the same reason as rank 0, which says it once. torchrun names the first rank that ends."""
+    _on_signals(signal.SIG_DFL)
+    time.sleep(FIRST_WORD_S)
+    return 1
+
+
+def _on_signals(handler: Callable[[int, object], None] | signal.Handlers) -> None:
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, handler)
 
 
 def _without_torchrun(environment: Mapping[str, str]) -> dict[str, str]:
     """A server that inherits torchrun's variables would wait for this job's ranks in its own process groups."""
-    return {k: v for k, v in environment.items() if k not in TORCHRUN and not k.startswith("TORCHELASTIC_")}
+    kept = {k: v for k, v in environment.items() if k not in TORCHRUN and not k.startswith("TORCHELASTIC_")}
+    return kept | {k: v for k, v in environment.items() if k == TORCHRUN_FILE}
 
 
 def _die_with_parent() -> None:
-    """In the child: the kernel sends SIGTERM when rank 0 dies, however it dies."""
+    """From now on the kernel sends SIGTERM when the process that started this one dies, however it dies."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -148,14 +198,21 @@ def _learn(config: Config, coordinator: CoordinatorProcess | None) -> None:
         )
         leader = LeaderLink(endpoint, hello, coordinator.alive if coordinator else lambda: True)
     link = CellLink(leader, layout.cell_group, layout.cell_leader)
+    if coordinator is None:
+        _on_signals(lambda *_: None)
     handlers = {
         Differentiate: learner.differentiate,
         Fold: learner.fold,
         TakeStep: learner.take_step,
         Publish: publisher.publish,
+        SaveCheckpoint: learner.save_checkpoint,
+        LoadCheckpoint: learner.load_checkpoint,
+        ExportPolicy: learner.export_policy,
     }
-    serve(link, layout.cell, handlers)
-    link.close()
+    try:
+        serve(link, layout.cell, handlers)
+    finally:
+        link.close()
     shutdown()
 
 

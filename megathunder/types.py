@@ -299,6 +299,22 @@ class Publish(Wire):
 
 
 class SaveCheckpoint(Wire):
+    """Write weights, optimizer, counters and generators into `folder`. Every rank takes part."""
+
+    item: int
+    folder: str
+
+
+class LoadCheckpoint(Wire):
+    """Go on from what `SaveCheckpoint` wrote. Every rank takes part."""
+
+    item: int
+    folder: str
+
+
+class ExportPolicy(Wire):
+    """Write the policy as a Hugging Face folder; the cell that holds rank 0 does."""
+
     item: int
     folder: str
 
@@ -307,7 +323,7 @@ class Shutdown(Wire):
     item: int
 
 
-Command = Differentiate | Fold | TakeStep | Publish | SaveCheckpoint | Shutdown
+Command = Differentiate | Fold | TakeStep | Publish | SaveCheckpoint | LoadCheckpoint | ExportPolicy | Shutdown
 
 
 class WorkStats(Wire):

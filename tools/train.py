@@ -16,14 +16,15 @@ from pathlib import Path
 
 from rich.console import Console
 
+from megathunder.checkpoint.resume import find_resumption
 from megathunder.config import Config
 from megathunder.config.checks import check, check_plan, notes
 from megathunder.config.load import load_config
 from megathunder.config.model_shape import read_model_shape
 from megathunder.config.variant import Variant
-from megathunder.errors import UserError
+from megathunder.errors import UserError, complain
 from megathunder.launch import Ranks, run_rank
-from megathunder.metrics.folder import start_run
+from megathunder.metrics.folder import RunFolder, resume_run, start_run
 from megathunder.metrics.memory import gpu_use, host_limit_bytes
 from megathunder.metrics.plan import make_plan, plan_table
 from megathunder.objectives.build import build_objective
@@ -44,11 +45,12 @@ def main(argv: list[str]) -> int:
         if ranks.rank == 0:
             check(config)
             check_objectives(config)
+            first_update = resumed_update(config, RunFolder(folder)) if config.run.resume else 0
             show_plan(config, ranks.world)
-            start_run(with_equal_weights(config))
+            resume_run(start_run(with_equal_weights(config)), first_update)
         return run_rank(with_equal_weights(config), folder)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        complain(str(error))
         return 2
 
 
@@ -64,6 +66,18 @@ def with_equal_weights(config: Config) -> Config:
         return config
     still = dataclasses.replace(config.learner, learning_rate=0.0, min_learning_rate=0.0, weight_decay=0.0)
     return dataclasses.replace(config, learner=still)
+
+
+def resumed_update(config: Config, folder: RunFolder) -> int:
+    """The first update to take, by the newest complete checkpoint; raises ConfigError if `config` does not fit it."""
+    found = find_resumption(config, folder.checkpoints)
+    if found is None:
+        print(f"note: --run.resume finds no complete checkpoint in {folder.checkpoints}; the run starts anew")
+        return 0
+    print(f"note: resuming {found.folder}: {found.state.update} updates are done")
+    for change in found.changed:
+        print(f"note: changed since: {change}")
+    return found.state.update
 
 
 def show_plan(config: Config, ranks: int) -> None:

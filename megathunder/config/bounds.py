@@ -9,7 +9,7 @@ from megathunder.config.toml import settings
 from megathunder.errors import ConfigError
 
 _POSITIVE = """
-    run.updates run.groups_per_update run.group_size run.evaluate_attempts run.keep_checkpoints
+    run.updates run.groups_per_update run.group_size run.evaluate_attempts run.keep_checkpoints run.stop_timeout_s
     tasks.size tasks.max_turns
     sandbox.command_timeout_s sandbox.cpu_s sandbox.processes sandbox.memory_mb sandbox.disk_mb sandbox.inodes
     sandbox.output_bytes sandbox.max_running sandbox.max_open sandbox.grading_budget_s

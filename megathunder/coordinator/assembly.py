@@ -26,6 +26,7 @@ from megathunder.rollout.collector import Collector
 from megathunder.rollout.command import resolve_device
 from megathunder.rollout.control import ServerControl
 from megathunder.rollout.supervisor import ServerPool
+from megathunder.coordinator.persistence import Persistence
 from megathunder.coordinator.replay import ReplayedSupply, read_recorded
 from megathunder.coordinator.supply import NoServers, SampledSupply, Servers, Supply
 from megathunder.sandbox import SandboxPool, grade
@@ -49,6 +50,7 @@ class Parts:
     agenda: Agenda
     monitor: Monitor
     supply: Supply
+    persistence: Persistence
     servers: Servers
     learner: LearnerClient
     shape: ModelShape
@@ -85,11 +87,13 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
             )
         )
         await learner.connect(LEARNER_START_S)
+        supply = SampledSupply(config, source, collector)
         yield Parts(
             config=config,
             agenda=Agenda(config),
             monitor=monitor,
-            supply=SampledSupply(config, source, collector),
+            supply=supply,
+            persistence=Persistence(config=config, folder=folder, learner=learner, supply=supply),
             servers=servers,
             learner=learner,
             shape=read_model_shape(config.learner.model),
@@ -110,6 +114,7 @@ async def assemble_replay(config: Config, learner: LearnerClient) -> AsyncIterat
             agenda=Agenda(config),
             monitor=monitor,
             supply=ReplayedSupply(config, recorded),
+            persistence=Persistence(config=config, folder=folder, learner=learner),
             servers=NoServers(),
             learner=learner,
             shape=read_model_shape(config.learner.model),

@@ -15,11 +15,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from megathunder.checkpoint.resume import find_resumption
+from megathunder.coordinator import reached
 from megathunder.coordinator.assembly import Parts
 from megathunder.config import Config
 from megathunder.errors import InfrastructureFailure
 from megathunder.coordinator.record import UpdateRecord
-from megathunder.coordinator.rollouts import Rollouts
+from megathunder.coordinator.rollouts import Collect, Rollouts, Stopped
 from megathunder.schedule.scheduler import UpdateScheduler
 from megathunder.types import Command, Done, Event, Publish, ServerAddress, TakeStep
 
@@ -36,21 +38,70 @@ class Coordinator:
     version: int = 0
     update: int = 0
     started_s: float = field(default_factory=time.monotonic)
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _commands: dict[int, Command] = field(default_factory=dict)
     _records: dict[int, UpdateRecord] = field(default_factory=dict)
+    _sampling: list[Rollouts] = field(default_factory=list)
+    _learning: Rollouts | None = None
+
+    # ------------------------------------------------------------------------------------------ start and end
+
+    async def begin(self) -> None:
+        """Go on from a checkpoint where that is asked for. Then every server holds this run's weights, under a version
+        above any it ever held: a server given by address may come from a run that got further."""
+        parts, config = self.parts, self.config
+        found = find_resumption(config, parts.persistence.folder.checkpoints) if config.run.resume else None
+        if found is not None:
+            await parts.persistence.load(found)
+            self.update, self.version = found.state.update, found.state.policy_version
+            self.started_s -= found.state.elapsed_s
+            parts.monitor.say(f"resumed {found.folder}: {self.update} updates done, policy version {self.version}")
+        if (found is not None or config.rollout.urls) and not config.replay.run:
+            held = await reached.held_versions(parts, parts.servers.ready)
+            self.version = max([self.version, *(version + 1 for version in held.values())])
+            await reached.reach_servers(parts, self.version, self._send_weights)
+
+    def stop(self) -> None:
+        """End the run as soon as its state can be saved: now while rollouts run, after the barrier otherwise."""
+        self.stopping.set()
+        for rollouts in self._sampling:
+            rollouts.cancel()
+        if self._learning is not None:
+            self._learning.inbox.put_nowait(Stopped())
+
+    @property
+    def elapsed_s(self) -> float:
+        """Wall time of the run, over all its starts."""
+        return time.monotonic() - self.started_s
+
+    async def end_rollouts(self) -> None:
+        """Stop sampling, whatever of it is still going on."""
+        for rollouts in self._sampling:
+            rollouts.cancel()
+            await rollouts.ended()
+
+    async def finish(self) -> None:
+        """Leave the state on disk: a checkpoint, and the policy when every update has been taken."""
+        persistence, say = self.parts.persistence, self.parts.monitor.say
+        saved = await persistence.save(self.update, self.version, elapsed_s=self.elapsed_s)
+        if self.update < self.config.run.updates:
+            say(f"stopped after {self.update} updates{f'; saved {saved}' if saved else ''}; --run.resume goes on")
+        elif policy := await persistence.export():
+            say(f"policy: {policy}")
 
     # ------------------------------------------------------------------------------------------ rollouts
 
     def remaining_updates(self) -> Iterator[int]:
         """Updates still to take."""
-        while self.update < self.config.run.updates:
+        while self.update < self.config.run.updates and not self.stopping.is_set():
             yield self.update
             self.update += 1
 
     def samples_ahead(self, update: int) -> bool:
         """Whether the next update's rollouts run while this one is learnt from."""
         slot = self.parts.agenda.slot(update)
-        return slot.variant.schedule == "one_step_off" and not slot.last
+        ahead = slot.variant.schedule == "one_step_off"
+        return ahead and not slot.last and not self.stopping.is_set()
 
     def start_rollouts(self, update: int) -> Rollouts:
         """Begin sampling an update's trajectories with the version the servers hold now."""
@@ -65,7 +116,7 @@ class Coordinator:
             cells=self.parts.learner.cells,
             peak_flops=self.parts.peak_flops,
         )
-        return rollouts.start(self.parts.supply.collect)
+        return self._start(rollouts, self.parts.supply.collect)
 
     def schedule(self, rollouts: Rollouts) -> UpdateScheduler:
         """The ledger and queue of one update."""
@@ -100,6 +151,7 @@ class Coordinator:
     def listen(self, rollouts: Rollouts) -> None:
         """From now on the learner's answers arrive with these rollouts' events."""
         self.parts.learner.direct_to(rollouts.inbox)
+        self._learning = rollouts
 
     async def submit(self, cell: int, command: Command) -> None:
         """Give a free cell its next piece of work."""
@@ -144,10 +196,8 @@ class Coordinator:
         if self.config.replay.run:  # nobody samples with the weights
             record.acknowledged()
             return
-        servers = self.parts.servers.ready
-        command, done = await self._send_weights(servers)
-        record.work(command, done)
-        await self._check_servers(set(servers) - self._failed(servers, done))
+        for command, done in await reached.reach_servers(self.parts, self.version, self._send_weights):
+            record.work(command, done)
         record.acknowledged()
 
     async def republish(self, server: ServerAddress) -> None:
@@ -164,17 +214,22 @@ class Coordinator:
         """Evaluate where it is due, then write the update's row."""
         update, run = rollouts.update, self.config.run
         due = run.evaluate_every and ((update + 1) % run.evaluate_every == 0 or update + 1 == run.updates)
-        heldout = await self.evaluate() if due else None
+        heldout = await self.evaluate() if due and not self.stopping.is_set() else None
         record = self._records.pop(update)
-        row = record.row(scheduler, heldout=heldout, since_start_s=time.monotonic() - self.started_s)
+        row = record.row(scheduler, heldout=heldout, since_start_s=self.elapsed_s)
         self.parts.monitor.row(row)
+        if self.parts.persistence.due(update):
+            await self.parts.persistence.save(update + 1, self.version, elapsed_s=self.elapsed_s)
 
-    async def evaluate(self) -> float:
-        """Mean reward on the held-out tasks under the published version, at the training temperature."""
+    async def evaluate(self) -> float | None:
+        """Mean reward on the held-out tasks under the published version, at the training temperature; None when the
+        run is asked to stop meanwhile."""
         groups = self.parts.supply.heldout()
         rollouts = Rollouts(update=EVALUATION, batch=EVALUATION, policy_version=self.version, groups=groups)
-        rollouts.start(self.parts.supply.collect_rewards)
+        self._start(rollouts, self.parts.supply.collect_rewards)
         await rollouts.ended()
+        if self.stopping.is_set():
+            return None
         while not rollouts.inbox.empty():
             for event in await rollouts.messages(1.0):
                 rollouts.note(event)
@@ -186,29 +241,12 @@ class Coordinator:
     def _tensor_file(self, kind: str, update: int, wanted: bool) -> str:
         return str(self.parts.monitor.folder.tensors_of(kind, update)) if wanted else ""
 
+    def _start(self, rollouts: Rollouts, collect: Collect) -> Rollouts:
+        self._sampling = [r for r in self._sampling if r.running] + [rollouts]
+        return rollouts.start(collect)
+
     async def _send_weights(self, servers: tuple[ServerAddress, ...]) -> tuple[Publish, Done]:
         def publish(item: int) -> Publish:
             return Publish(item=item, version=self.version, servers=servers)
 
         return await self.parts.learner.on_first_cell(publish, 2 * self.config.publish.timeout_s)
-
-    def _failed(self, servers: tuple[ServerAddress, ...], done: Done) -> set[ServerAddress]:
-        failed = {server for server in servers if server.name in done.stats.failed_servers}
-        for server in failed:
-            self.parts.servers.suspect(server)
-        left = len(servers) - len(failed)
-        if left < self.config.publish.min_servers:
-            raise InfrastructureFailure(
-                f"version {self.version} reached {left} of {len(servers)} servers "
-                f"(failed: {', '.join(sorted(done.stats.failed_servers)) or 'none'}); "
-                f"publish.min_servers = {self.config.publish.min_servers}"
-            )
-        return failed
-
-    async def _check_servers(self, servers: set[ServerAddress]) -> None:
-        """Ask each server which version it holds: a publication counts when it says so itself."""
-        async with self.parts.control() as control:
-            versions = await asyncio.gather(*(control.version(server) for server in servers))
-        wrong = {server.name: version for server, version in zip(servers, versions) if version != self.version}
-        if wrong:
-            raise InfrastructureFailure(f"after publishing version {self.version} these servers hold others: {wrong}")

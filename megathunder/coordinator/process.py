@@ -2,32 +2,35 @@
 
 It writes the address it listens on to the pipe FD, reads the run's token from the environment, assembles the run,
 trains, and ends with 0. It ends with 1 and one clear message when the run fails, with 2 for an error the user can
-mend, with 130 on an interrupt; whatever happens, servers and sandboxes are taken down first.
+mend, as `ending.py` says on a signal; whatever happens, servers and sandboxes are taken down first.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 
-from megathunder.coordinator.assembly import assemble, assemble_replay
 from megathunder.config import Config
 from megathunder.config.toml import read_config
+from megathunder.coordinator.assembly import assemble, assemble_replay
 from megathunder.coordinator.coordinator import Coordinator
-from megathunder.errors import MegathunderError, UserError
+from megathunder.coordinator.ending import Ending
+from megathunder.coordinator.rollouts import Stopped
+from megathunder.errors import MegathunderError, UserError, complain
 from megathunder.learner.remote import LearnerClient
 from megathunder.loop import train
 from megathunder.types import ServerAddress, Shutdown
 
 SHUTDOWN_S = 60.0
+FAILED_SHUTDOWN_S = 5.0  # cells may be in the middle of something; they also end when this process has
 
 
-async def run(config: Config, cells: int, token: str, announce: Callable[[str], None]) -> None:
+async def run(config: Config, cells: int, token: str, announce: Callable[[str], None], ending: Ending) -> None:
     """A whole run, from listening for the learner to the report."""
     learner = LearnerClient(cells, token)
     announce(learner.address)
@@ -36,14 +39,32 @@ async def run(config: Config, cells: int, token: str, announce: Callable[[str], 
     async def on_restart(server: ServerAddress) -> None:
         await (await ready).republish(server)
 
+    limit_s = FAILED_SHUTDOWN_S
     try:
         replayed = bool(config.replay.run)
         async with assemble_replay(config, learner) if replayed else assemble(config, learner, on_restart) as parts:
-            ready.set_result(Coordinator(config=config, parts=parts))
-            await train(ready.result())
-        await learner.everywhere(lambda item: Shutdown(item=item), SHUTDOWN_S)
+            coordinator = Coordinator(config=config, parts=parts)
+            ready.set_result(coordinator)
+            await take_updates(coordinator, ending)
+        limit_s = SHUTDOWN_S
     finally:
+        if learner.hellos:
+            with contextlib.suppress(MegathunderError):  # the reason why the run failed has been raised
+                await learner.everywhere(lambda item: Shutdown(item=item), limit_s)
         await learner.close()
+
+
+async def take_updates(coordinator: Coordinator, ending: Ending) -> None:
+    """From the first update that is left, to the last one or to where the run is asked to stop."""
+    try:
+        await coordinator.begin()
+        ending.stop = coordinator.stop
+        await train(coordinator)
+    except Stopped:
+        pass
+    finally:
+        await coordinator.end_rollouts()
+    await coordinator.finish()
 
 
 def main(config_file: str, cells: str, descriptor: str) -> int:
@@ -57,24 +78,18 @@ def main(config_file: str, cells: str, descriptor: str) -> int:
         with os.fdopen(int(descriptor), "w") as pipe:
             pipe.write(address + "\n")
 
+    async def watched() -> int:
+        ending = Ending(asyncio.current_task(), parent, config.run.stop_timeout_s)
+        try:
+            await run(config, int(cells), os.environ["MEGATHUNDER_TOKEN"], announce, ending)
+        except asyncio.CancelledError:
+            return ending.status()
+        return 0
+
     try:
-        asyncio.run(_until_stopped(run(config, int(cells), os.environ["MEGATHUNDER_TOKEN"], announce)))
+        return asyncio.run(watched())
     except (UserError, MegathunderError, ExceptionGroup) as error:
         return _explain(error)
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        orphaned = os.getppid() != parent
-        print("error: the learner's rank 0 has died; the run ends" if orphaned else "stopped", file=sys.stderr)
-        return 1 if orphaned else 130
-    return 0
-
-
-async def _until_stopped(work: Coroutine[None, None, None]) -> None:
-    """Run `work`; SIGTERM and SIGINT cancel it, so that everything it started is ended."""
-    task = asyncio.ensure_future(work)
-    loop = asyncio.get_running_loop()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, task.cancel)
-    await task
 
 
 def _explain(error: Exception) -> int:
@@ -83,7 +98,7 @@ def _explain(error: Exception) -> int:
         known = known.exceptions[0]
     if not isinstance(known, MegathunderError):
         raise error
-    print(f"error: {known}", file=sys.stderr)
+    complain(str(known))
     return 2 if isinstance(known, UserError) else 1
 
 

@@ -29,6 +29,12 @@ from megathunder.types import (
 )
 
 Message = Event | Done
+
+
+class Stopped(Exception):
+    """The run was asked to end while these rollouts were under way."""
+
+
 Collect = Callable[["Rollouts", int], Awaitable[None]]  # from which group on
 
 
@@ -101,10 +107,14 @@ class Rollouts:
 
     async def ended(self) -> None:
         """Wait until no trajectory of these is in flight any more."""
-        await asyncio.gather(*self._tasks)
+        while running := {task for task in self._tasks if not task.done()}:
+            await asyncio.wait(running)
 
-    async def cancel(self) -> None:
-        """Stop sampling; used when the run ends early."""
+    @property
+    def running(self) -> bool:
+        return not all(task.done() for task in self._tasks)
+
+    def cancel(self) -> None:
+        """Stop sampling; `ended` tells when it has. Used when the run ends early."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)

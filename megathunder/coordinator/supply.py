@@ -15,10 +15,20 @@ from megathunder.config import Config
 from megathunder.coordinator.rollouts import Rollouts
 from megathunder.errors import ConfigError
 from megathunder.rollout.collector import Collector
-from megathunder.tasks import Task, TaskSource
+from megathunder.tasks import SourceState, Task, TaskSource
 from megathunder.types import ServerAddress
 
 Groups = list[list[Task]]
+REMEMBERED = 2  # batches that may have been taken and not learnt from: this one and, one step ahead, the next
+
+
+class Position(Protocol):
+    """A place in the stream of tasks that can be saved and gone back to."""
+
+    def position(self, batch: int) -> SourceState:
+        """Where `batch` begins: the state before it was taken, if it was."""
+
+    def restore(self, state: SourceState) -> None: ...
 
 
 class Supply(Protocol):
@@ -43,6 +53,10 @@ class Servers(Protocol):
     @property
     def ready(self) -> tuple[ServerAddress, ...]: ...
 
+    @property
+    def servers(self) -> tuple[ServerAddress, ...]:
+        """Those that are not lost, ready or not."""
+
     def suspect(self, server: ServerAddress) -> None: ...
 
 
@@ -50,6 +64,7 @@ class NoServers:
     """A replay publishes to nobody."""
 
     ready: tuple[ServerAddress, ...] = ()
+    servers: tuple[ServerAddress, ...] = ()
 
     def suspect(self, server: ServerAddress) -> None:
         raise AssertionError(f"{server.name} is no server of this run")
@@ -61,9 +76,18 @@ class SampledSupply:
     def __init__(self, config: Config, source: TaskSource, collector: Collector) -> None:
         self._config, self._source, self._collector = config, source, collector
         self._batches: dict[int, Groups] = {}
+        self._begins: dict[int, SourceState] = {}  # of the batches taken last
+
+    def position(self, batch: int) -> SourceState:
+        return self._begins.get(batch, self._source.state())
+
+    def restore(self, state: SourceState) -> None:
+        self._source.restore(state)
 
     def groups(self, batch: int) -> Groups:
         if batch not in self._batches:
+            self._begins = {b: state for b, state in self._begins.items() if b >= batch - REMEMBERED}
+            self._begins[batch] = self._source.state()
             tasks = self._source.take(self._config.run.groups_per_update)
             self._batches[batch] = [self._group(task) for task in tasks]
         return self._batches[batch] if self._config.run.alternate else self._batches.pop(batch)

@@ -36,8 +36,8 @@ from megathunder.learner.pipeline import Pipeline
 from megathunder.learner.price import Price
 from megathunder.learner.recording import record_tensors
 from megathunder.learner.release import Release
-from megathunder.learner.weights import export_weights
-from megathunder.types import Differentiate, Fold, SaveCheckpoint, TakeStep, WorkStats
+from megathunder.learner.weights import export_weights, save_hf
+from megathunder.types import Differentiate, ExportPolicy, Fold, LoadCheckpoint, SaveCheckpoint, TakeStep, WorkStats
 
 
 class Learner:
@@ -141,6 +141,16 @@ class Learner:
     def save_checkpoint(self, command: SaveCheckpoint) -> WorkStats:
         """`save` as a command."""
         self.save(Path(command.folder))
+        return WorkStats()
+
+    def load_checkpoint(self, command: LoadCheckpoint) -> WorkStats:
+        """`load` as a command."""
+        self.load(Path(command.folder))
+        return WorkStats()
+
+    def export_policy(self, command: ExportPolicy) -> WorkStats:
+        """Write a Hugging Face folder, adapters merged; every rank of the cell takes part."""
+        save_hf(self.bundle, command.folder)
         return WorkStats()
 
     def gradients(self) -> list[tuple[str, Tensor]]:

@@ -3,7 +3,9 @@
 Commands reach every rank of a cell in the same order, so that collectives inside a command always meet. The leader
 receives over zmq; the others receive the same bytes by a broadcast over the cell's process group.
 
-Called by `worker.serve`. Ends with a clear error when the coordinator stops answering its heartbeat.
+The coordinator sends an empty message every second: nothing to do, the run lives. Called by `worker.serve`. Raises
+InfrastructureFailure when the coordinator's process has ended, its connection is closed, or it has been silent for
+SILENCE_S.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from megathunder.learner.wire import decode_command, encode
 from megathunder.types import Command, Hello, Reply
 
 POLL_S = 1.0
+SILENCE_S = 120.0
+FIRST_WORD_S = 900.0  # the servers start meanwhile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,21 +41,36 @@ class LeaderLink:
     def __init__(self, endpoint: Endpoint, hello: Hello, alive: Callable[[], bool]) -> None:
         self._socket = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 2000)
+        self._events = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(endpoint.address)
         self._alive = alive
+        self._poller = zmq.Poller()
+        for socket in (self._socket, self._events):
+            self._poller.register(socket, zmq.POLLIN)
         self.send(hello)
 
     def send(self, reply: Reply) -> None:
         self._socket.send(encode(reply))
 
     def receive(self) -> bytes:
-        """The next command's bytes; InfrastructureFailure when the coordinator has ended."""
-        while not self._socket.poll(int(POLL_S * 1000)):
-            if not self._alive():
-                raise InfrastructureFailure("the coordinator process has ended; its last lines above say why")
-        return self._socket.recv()
+        """The next command's bytes; InfrastructureFailure when the coordinator is gone."""
+        limit_s, heard_s = FIRST_WORD_S, now_s()
+        while True:
+            ready = dict(self._poller.poll(int(POLL_S * 1000)))
+            if self._socket in ready:  # before all else: its last word may be Shutdown
+                if data := self._socket.recv():
+                    return data
+                limit_s, heard_s = SILENCE_S, now_s()
+            elif self._events in ready:
+                raise InfrastructureFailure("the coordinator has closed its connection; its last lines say why")
+            elif not self._alive():
+                raise InfrastructureFailure("the coordinator process has ended; its last lines say why")
+            elif now_s() - heard_s > limit_s:
+                raise InfrastructureFailure(f"the coordinator has been silent for {limit_s:.0f} s")
 
     def close(self) -> None:
+        """What was sent still leaves, for two seconds."""
+        self._socket.disable_monitor()
         self._socket.close()
 
 
@@ -64,8 +83,16 @@ class CellLink:
     def receive(self) -> Command:
         data = self._leader.receive() if self._leader else b""
         if self._group is not None and dist.get_world_size(self._group) > 1:
-            data = self._broadcast(data)
+            try:
+                data = self._broadcast(data)
+            except RuntimeError as error:  # the edge to other processes
+                raise InfrastructureFailure(f"another rank of this cell is gone: {error}") from error
         return decode_command(data)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank's answers reach the coordinator."""
+        return self._leader is not None
 
     def send(self, reply: Reply) -> None:
         if self._leader:

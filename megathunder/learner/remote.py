@@ -1,7 +1,10 @@
 """The coordinator's end of the wire: which cells are free, one command a cell at a time, barriers over all cells.
 
     cell:  unknown -> (Hello) free -> (submit) busy -> (Done) free
-                                      (Failed, silence past the limit) -> the run ends with the cell's own words
+                     (Failed, connection closed, silence past the limit) -> the run ends with the cell's own words
+
+An empty message to every cell, once a second, tells it that the run lives; one that cannot be sent tells that the cell
+has died.
 
 Streaming work is submitted to a free cell and its `Done` arrives in the inbox that the loop reads; control commands
 (`everywhere`, `on_first_cell`) wait until the cells they need are free, keep streaming off them meanwhile, and return
@@ -26,6 +29,8 @@ from megathunder.types import Command, Done, Failed, Hello
 
 log = logging.getLogger(__name__)
 Control = TypeVar("Control", bound=Command)
+PING_EVERY_S = 1.0
+LAST_WORDS_S = 0.5  # what a cell said before it died may still be on its way
 
 
 class LearnerClient:
@@ -47,12 +52,12 @@ class LearnerClient:
         self._changed = asyncio.Event()
         self._control = asyncio.Lock()
         self._items = itertools.count(1 << 40)  # control items never collide with the scheduler's
-        self._receiver: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._error: InfrastructureFailure | None = None
 
     async def connect(self, timeout_s: float) -> None:
         """Wait for the Hello of every cell; InfrastructureFailure naming those that are missing."""
-        self._receiver = asyncio.create_task(self._receive())
+        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._ping())]
         try:
             await asyncio.wait_for(self._until(lambda: len(self._peers) == self._cells), timeout_s)
         except TimeoutError:
@@ -98,8 +103,9 @@ class LearnerClient:
             raise self._error
 
     async def close(self) -> None:
-        if self._receiver:
-            self._receiver.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._socket.close()
 
     async def _run_control(
@@ -120,7 +126,7 @@ class LearnerClient:
                 self._wake()
 
     async def _exchange(self, cells: tuple[int, ...], make: Callable[[int], Control]) -> tuple[Control, list[Done]]:
-        await self._until(lambda: not self._busy.intersection(cells))
+        await self._until(lambda: self._peers.keys() >= set(cells) and not self._busy.intersection(cells))
         command = make(next(self._items))
         answers = []
         for cell in cells:
@@ -133,7 +139,32 @@ class LearnerClient:
     async def _send(self, cell: int, command: Command) -> None:
         self.check()
         self._busy.add(cell)
-        await self._socket.send_multipart([self._peers[cell], encode(command)])
+        try:
+            await self._socket.send_multipart([self._peers[cell], encode(command)])
+        except zmq.ZMQError:
+            await self._lost(cell)
+            self.check()
+
+    async def _ping(self) -> None:
+        while True:
+            await asyncio.sleep(PING_EVERY_S)
+            for cell, peer in list(self._peers.items()):
+                try:
+                    await self._socket.send_multipart([peer, b""], flags=zmq.NOBLOCK)
+                except zmq.Again:
+                    continue  # alive, and busy for so long that its queue is full
+                except zmq.ZMQError:
+                    await self._lost(cell)
+                    return
+
+    async def _lost(self, cell: int) -> None:
+        await asyncio.sleep(LAST_WORDS_S)
+        self._fail(
+            InfrastructureFailure(
+                f"learner cell {cell} has closed its connection: a process of it has died (killed, out of memory?)"
+            )
+        )
+        self._wake()
 
     async def _receive(self) -> None:
         while True:
@@ -165,11 +196,13 @@ class LearnerClient:
             future.set_result(reply)
 
     def _fail(self, error: InfrastructureFailure) -> None:
-        self._error = self._error or error
+        self._error = error = self._error or error
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(error)
-        self._inbox.put_nowait(error)
+                future.exception()  # seen: a barrier over several cells reports the first of them
+        self._waiting.clear()
+        self._inbox.put_nowait(self._error)
 
     def _wake(self) -> None:
         self._changed.set()

@@ -1,6 +1,7 @@
 """The learner's state on disk: weights, optimizer and counters, independent of the parallel layout where Megatron is.
 
     folder/   Megatron's distributed checkpoint (every rank writes its shards) + learner.json (rank 0)
+              + generators_<rank>.json (every rank)
 
 Called by `Learner.save` and `Learner.load`; every rank of the job takes part. Who names folders, makes them atomic and
 keeps the newest is the checkpoint room. Refuses a folder without `learner.json`.
@@ -8,6 +9,8 @@ keeps the newest is the checkpoint room. Refuses a folder without `learner.json`
 
 from __future__ import annotations
 
+import queue
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +19,13 @@ import msgspec
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 
 from megathunder.errors import UserError
+from megathunder.learner.generators import load_generators, save_generators
 from megathunder.learner.optimizer import Stepper
 
 
@@ -37,7 +43,8 @@ def save(folder: Path, chunks: Sequence[DistributedDataParallel], stepper: Stepp
     if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
     dist.barrier()
-    dist_checkpointing.save(_sharded(chunks, stepper.optimizer), str(folder))
+    _write(_sharded(chunks, stepper.optimizer), folder)
+    save_generators(folder, dist.get_rank(), dist.get_world_size())
     if dist.get_rank() == 0:
         counters = Counters(
             updates_done=stepper.updates_done,
@@ -60,7 +67,9 @@ def load(folder: Path, chunks: Sequence[DistributedDataParallel], stepper: Stepp
         )
     counters = msgspec.json.decode(marker.read_bytes(), type=Counters)
     _start_adam(stepper.optimizer)
-    loaded = dist_checkpointing.load(_sharded(chunks, stepper.optimizer, loading=True), str(folder))
+    with warnings.catch_warnings():  # of torch about the kind of tensor that Megatron stores
+        warnings.simplefilter("ignore", FutureWarning)
+        loaded = dist_checkpointing.load(_sharded(chunks, stepper.optimizer, loading=True), str(folder))
     with torch.no_grad():
         for index, chunk in enumerate(chunks):
             chunk.module.load_state_dict(loaded[f"model{index}"])
@@ -71,7 +80,30 @@ def load(folder: Path, chunks: Sequence[DistributedDataParallel], stepper: Stepp
             moments["step"] = torch.tensor(float(counters.steps_taken))
     stepper.updates_done, stepper.steps_taken = counters.updates_done, counters.steps_taken
     stepper.bad_in_a_row = counters.bad_in_a_row
+    load_generators(folder, dist.get_rank(), dist.get_world_size())
     return counters
+
+
+def _write(state: dict[str, Any], folder: Path) -> None:
+    """Megatron's save, carried out in this process. Its own writer starts processes: seconds each, and a signal to this
+    process group (torchrun sends one before it ends) would kill them in the middle."""
+    filesystem_async._results_queue = queue.SimpleQueue()
+    request = dist_checkpointing.save(state, str(folder), async_sharded_save=True)
+    if request.async_fn is not None:  # this rank has something to write
+        (transforms, *_), written = request.async_fn.args, {}
+        _, buckets, results = request.async_fn_args
+        for index, bucket in enumerate(request.preload_fn() if request.preload_fn else buckets):
+            answer, count = queue.SimpleQueue(), queue.Queue()
+            count.put(index)
+            FileSystemWriterAsync.write_preloaded_data(transforms, index, bucket, answer, count, use_fsync=True)
+            _, outcome = answer.get()
+            if isinstance(outcome, Exception):
+                raise outcome
+            written[index] = outcome
+        results.put(written)
+    dist.barrier()
+    for finalize in request.finalize_fns:
+        finalize()
 
 
 def _sharded(

@@ -1,20 +1,23 @@
 """The loop of a learner rank: receive a command, carry it out, answer.
 
     Differentiate, Fold            the cell alone
-    TakeStep, SaveCheckpoint       every rank of the job, at the same time
-    Publish                        the cell that holds rank 0
+    TakeStep                       every rank of the job, at the same time
+    SaveCheckpoint, LoadCheckpoint every rank of the job, at the same time
+    Publish, ExportPolicy          the cell that holds rank 0
     Shutdown                       every rank; the loop ends
 
 A command that fails is answered with `Failed` and ends the rank: a learner whose gradient buffers are in doubt must
-not step. Called by `launch.run_rank`.
+not step. A rank that cannot answer prints what failed. Called by `launch.run_rank`.
 """
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from megathunder.errors import InfrastructureFailure
 from megathunder.learner.link import CellLink, now_s
 from megathunder.types import Command, Done, Failed, Shutdown, WorkStats
 
@@ -22,7 +25,7 @@ Handler = Callable[[Any], WorkStats]
 
 
 def serve(link: CellLink, cell: int, handlers: Mapping[type, Handler]) -> None:
-    """Carry out commands until Shutdown. Raises whatever a handler raised, after answering `Failed`."""
+    """Carry out commands until Shutdown; InfrastructureFailure once a failure has been told, or the link is lost."""
     while True:
         command = link.receive()
         if isinstance(command, Shutdown):
@@ -38,5 +41,7 @@ def _answer(command: Command, cell: int, handlers: Mapping[type, Handler], link:
     except Exception as error:
         reason = "".join(traceback.format_exception(error))
         link.send(Failed(item=command.item, cell=cell, error=f"{type(command).__name__} failed: {error}\n{reason}"))
-        raise
+        if not link.speaks:
+            print(reason, file=sys.stderr, flush=True)
+        raise InfrastructureFailure(f"{type(command).__name__} failed") from error
     return Done(item=command.item, cell=cell, started_s=started_s, ended_s=now_s(), stats=stats)

@@ -4,7 +4,8 @@
                 metrics.jsonl   one row an update (the truth)
                 events.jsonl    spans of rollout and learner
                 trajectories/   one file an update: tokens, log-probabilities, text, reward, times
-                checkpoints/
+                checkpoints/    update_<n>/ with a COMPLETE marker: updates 0 .. n - 1 are in it
+                policy/         the trained policy, a Hugging Face folder
                 timeline.png  report.html
 
 Called by the process that starts a run, after the checks, and by tools that read one.
@@ -62,6 +63,10 @@ class RunFolder:
     def wandb(self) -> Path:
         return self.path / "wandb"
 
+    @property
+    def policy(self) -> Path:
+        return self.path / "policy"
+
     def trajectories_of(self, update: int) -> Path:
         return self.trajectories / f"update_{update:05d}.jsonl"
 
@@ -80,8 +85,8 @@ def start_run(config: Config) -> RunFolder:
     if config.run.overwrite:
         for path in (folder.metrics, folder.events, folder.timeline, folder.report, folder.config):
             path.unlink(missing_ok=True)
-        tensors = (folder.path / "gradients", folder.path / "weights")
-        for path in (folder.trajectories, folder.checkpoints, folder.wandb, *tensors):
+        written = (folder.trajectories, folder.checkpoints, folder.wandb, folder.policy)
+        for path in (*written, folder.path / "gradients", folder.path / "weights"):
             shutil.rmtree(path, ignore_errors=True)
     folder.path.mkdir(parents=True, exist_ok=True)
     write_atomically(folder.config, to_toml(config).encode())

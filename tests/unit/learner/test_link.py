@@ -29,7 +29,7 @@ def start_cell(client: LearnerClient, cell: int, token: str, log: list, fail: bo
         link = CellLink(LeaderLink(Endpoint(address=client.address, token=token), hello, lambda: True), None, 0)
         try:
             serve(link, cell, {Differentiate: note, Fold: note, TakeStep: note})
-        except ValueError:
+        except InfrastructureFailure:
             pass
         link.close()
 
@@ -96,3 +96,56 @@ def test_a_cell_of_another_run_and_bytes_that_are_no_reply_are_ignored() -> None
         await client.close()
 
     asyncio.run(scenario())
+
+
+def test_a_cell_whose_connection_closes_ends_the_barrier_and_the_stream_at_once() -> None:
+    async def scenario() -> None:
+        inbox: asyncio.Queue = asyncio.Queue()
+        client = LearnerClient(2, "t", inbox)
+        links = []
+        for cell in range(2):
+            hello = Hello(cell=cell, ranks=1, token="t", host="h")
+            links.append(LeaderLink(Endpoint(address=client.address, token="t"), hello, lambda: True))
+        await client.connect(10)
+        barrier = asyncio.create_task(client.everywhere(lambda i: TakeStep(item=i, update=0, normaliser=1.0), 60))
+        await asyncio.sleep(0.1)
+        links[1].close()
+        with pytest.raises(InfrastructureFailure, match="learner cell 1 has closed its connection"):
+            await asyncio.wait_for(barrier, 10)
+        assert isinstance(inbox.get_nowait(), InfrastructureFailure)
+        with pytest.raises(InfrastructureFailure, match="cell 1"):
+            client.check()
+        links[0].close()
+        await client.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_cell_ends_when_the_coordinator_closes_and_not_while_it_is_only_quiet() -> None:
+    async def scenario() -> str:
+        client = LearnerClient(1, "t", asyncio.Queue())
+        hello = Hello(cell=0, ranks=1, token="t", host="h")
+        link = LeaderLink(Endpoint(address=client.address, token="t"), hello, lambda: True)
+        await client.connect(10)
+        waiting = asyncio.get_running_loop().run_in_executor(None, link.receive)
+        await asyncio.sleep(2.5)
+        assert not waiting.done()
+        await client.close()
+        with pytest.raises(InfrastructureFailure) as seen:
+            await asyncio.wait_for(waiting, 10)
+        link.close()
+        return str(seen.value)
+
+    assert "closed its connection" in asyncio.run(scenario())
+
+
+def test_a_coordinator_that_is_alive_and_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megathunder.learner.link.FIRST_WORD_S", 1.5)
+    server = zmq.Context.instance().socket(zmq.ROUTER)
+    port = server.bind_to_random_port("tcp://127.0.0.1")
+    hello = Hello(cell=0, ranks=1, token="t", host="h")
+    link = LeaderLink(Endpoint(address=f"tcp://127.0.0.1:{port}", token="t"), hello, lambda: True)
+    with pytest.raises(InfrastructureFailure, match="silent for 2 s"):
+        link.receive()
+    link.close()
+    server.close(linger=0)

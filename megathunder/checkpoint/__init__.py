@@ -1,0 +1,1 @@
+"""Checkpoints of a run: atomic folders, the coordinator's state, what resuming may change."""

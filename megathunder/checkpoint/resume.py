@@ -1,0 +1,65 @@
+"""Which checkpoint a start goes on from, and which settings may have changed since.
+
+A run may be resumed with another schedule, layout, batch, learning rate or length: changes are named in a note. Refused
+is what would make the saved position meaningless: another stream of tasks, or other trained parameters. Called by the
+process that starts a run, before anything expensive, and by the coordinator.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from megathunder.checkpoint.folder import newest
+from megathunder.checkpoint.state import RunState, read_state
+from megathunder.config import Config
+from megathunder.config.toml import read_config
+from megathunder.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+FIXED = ("tasks.source", "tasks.kinds", "tasks.seed", "tasks.size", "learner.lora_rank", "learner.lora_targets")
+SILENT = ("run.resume", "run.overwrite", "run.updates", "run.progress", "run.folder", "rollout.port")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """A complete checkpoint and what it says; `changed` are settings that differ: "name: old -> new"."""
+
+    folder: Path
+    state: RunState
+    changed: tuple[str, ...]
+
+
+def find_resumption(config: Config, checkpoints: Path) -> Resumption | None:
+    """The newest complete checkpoint in `checkpoints`, or None; ConfigError if `config` cannot go on from it."""
+    folder = newest(checkpoints, log.warning)
+    if folder is None:
+        return None
+    changes = list(_changes(read_config(folder / "config.toml"), config))
+    for name, old, new in changes:
+        if name in FIXED:
+            raise ConfigError(
+                f"--run.resume with {name} = {new!r}; {folder} was made with {old!r}",
+                expected="the same: the place in the stream of tasks, or the trained parameters, would mean another",
+                remedy=f"set {name} = {old!r}, or give the run a new --run.name",
+            )
+    told = tuple(f"{name}: {old!r} -> {new!r}" for name, old, new in changes if name not in SILENT)
+    return Resumption(folder=folder, state=read_state(folder), changed=told)
+
+
+def _changes(old: Config, new: Config) -> Iterator[tuple[str, object, object]]:
+    """(dotted name, old value, new value) of every setting that differs."""
+    before, after = (dict(_flat(dataclasses.asdict(config))) for config in (old, new))
+    yield from ((name, before[name], value) for name, value in after.items() if before[name] != value)
+
+
+def _flat(table: dict[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in table.items():
+        if isinstance(value, dict) and not prefix:
+            yield from _flat(value, f"{key}.")
+        else:
+            yield prefix + key, value

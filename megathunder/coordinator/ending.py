@@ -1,0 +1,57 @@
+"""How the coordinator process is told to end, and with which status it does.
+
+    SIGTERM                        save a checkpoint, then end                             0
+    (within run.stop_timeout_s, or else end at once)                                       1
+    SIGINT                         end at once: the last checkpoint stays                  130
+    rank 0 died                    end at once (the kernel sends SIGTERM)                  1
+
+To end at once is to cancel the work, once: what it started is taken down on the way out, and no second signal
+interrupts that. A signal that comes before there is anything to save ends at once, with 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+
+from megathunder.errors import complain
+
+INTERRUPTED = 130
+
+
+class Ending:
+    """Watches the signals of this process while `work` runs; `run.stop` is set once there is a run to stop."""
+
+    def __init__(self, work: asyncio.Task[None], parent: int, limit_s: float) -> None:
+        self.stop: Callable[[], None] | None = None
+        self._work, self._parent, self._limit_s = work, parent, limit_s
+        self._asked = False
+        self._status: int | None = None
+        self._reason = ""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
+        loop.add_signal_handler(signal.SIGINT, self._at_once, INTERRUPTED, "")
+
+    def status(self) -> int:
+        """The exit status of cancelled work, said with its reason where that is an error."""
+        if self._reason:
+            complain(self._reason)
+        return INTERRUPTED if self._status is None else self._status
+
+    def _on_sigterm(self) -> None:
+        if os.getppid() != self._parent:
+            self._at_once(1, "the learner's rank 0 has died; the run ends")
+        elif self.stop is None:
+            self._at_once(0, "")
+        elif not self._asked:
+            self._asked = True
+            self.stop()
+            late = f"the run could not be saved within {self._limit_s:.0f} s of SIGTERM (run.stop_timeout_s)"
+            asyncio.get_running_loop().call_later(self._limit_s, self._at_once, 1, f"{late}; an older checkpoint stays")
+
+    def _at_once(self, status: int, reason: str) -> None:
+        if self._status is None:
+            self._status, self._reason = status, reason
+            self._work.cancel()

@@ -1,0 +1,102 @@
+"""The run on disk: saving a checkpoint, going on from one, and the policy for people to use.
+
+    save      new folder -> SaveCheckpoint on every rank -> coordinator.json, config.toml -> commit -> keep the newest n
+    resume    LoadCheckpoint on every rank -> task source, update, version -> weights to every server
+    export    Hugging Face folder runs/<name>/policy
+
+State is saved between updates only, or while an update's rollouts run (nothing of it is in the weights yet); that
+update's prompts are then taken again. An update sampled one ahead (one_step_off) is sampled again after a resume.
+Called by the coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from megathunder import tracing
+from megathunder.checkpoint.folder import begin, commit, prune
+from megathunder.checkpoint.resume import Resumption
+from megathunder.checkpoint.state import Control, ControlState, RunState, learner_folder, write_state
+from megathunder.config import Config
+from megathunder.coordinator.supply import Position
+from megathunder.learner.remote import LearnerClient
+from megathunder.metrics.folder import RunFolder
+from megathunder.types import ExportPolicy, LoadCheckpoint, SaveCheckpoint
+
+DISK_S = 1800.0  # limit of one save, load or export
+
+
+@dataclass(slots=True, kw_only=True)
+class Persistence:
+    """What must be remembered to save a run, and the saving."""
+
+    config: Config
+    folder: RunFolder
+    learner: LearnerClient
+    supply: Position | None = None  # None in a replay, which saves nothing
+    controls: Sequence[Control] = ()
+    run_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    _saved: int = -1
+
+    @property
+    def off(self) -> bool:
+        """A comparison and a replay save nothing: they make no policy."""
+        return bool(self.config.run.alternate) or self.supply is None
+
+    def due(self, update: int) -> bool:
+        """Whether a checkpoint follows update `update`."""
+        run = self.config.run
+        return bool(run.checkpoint_every and (update + 1) % run.checkpoint_every == 0 or update + 1 == run.updates)
+
+    async def save(self, update: int, version: int, *, elapsed_s: float) -> Path | None:
+        """Save the state in which `update` is the next one to take; None when that has been saved."""
+        if self.off or update == self._saved:
+            return None
+        started_s = time.monotonic()
+        partial = await asyncio.to_thread(begin, self.folder.checkpoints, update)
+        files = str(learner_folder(partial))
+        await self.learner.everywhere(lambda item: SaveCheckpoint(item=item, folder=files), DISK_S)
+        state = RunState(
+            run_id=self.run_id,
+            update=update,
+            policy_version=version,
+            source=self.supply.position(update),
+            seed=self.config.run.seed,
+            elapsed_s=elapsed_s,
+            controls=tuple(ControlState(name=control.name, data=control.state()) for control in self.controls),
+        )
+        write_state(partial, state, self.config)
+        final = await asyncio.to_thread(commit, partial)
+        await asyncio.to_thread(prune, self.folder.checkpoints, self.config.run.keep_checkpoints)
+        self._saved = update
+        tracing.record(tracing.RUN_LANE, "save", started_s, time.monotonic(), update=update)
+        return final
+
+    async def load(self, found: Resumption) -> None:
+        """Put learner, task source and controllers where the checkpoint left them."""
+        files = str(learner_folder(found.folder))
+        await self.learner.everywhere(lambda item: LoadCheckpoint(item=item, folder=files), DISK_S)
+        self.supply.restore(found.state.source)
+        states = {control.name: control.data for control in found.state.controls}
+        for control in self.controls:
+            if control.name in states:
+                control.restore(states[control.name])
+        self.run_id, self._saved = found.state.run_id, found.state.update
+
+    async def export(self) -> Path | None:
+        """Write the policy as a Hugging Face folder; an older one is replaced when the new one is whole."""
+        if self.off:
+            return None
+        final = self.folder.policy
+        partial = final.with_name(f".{final.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        await self.learner.on_first_cell(lambda item: ExportPolicy(item=item, folder=str(partial)), DISK_S)
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        return final

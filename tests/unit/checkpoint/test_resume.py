@@ -1,0 +1,81 @@
+"""What a resumed run goes on from, and what may have changed."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from megathunder.checkpoint.folder import begin, commit
+from megathunder.checkpoint.resume import find_resumption
+from megathunder.checkpoint.state import ControlState, RunState, read_state, write_state
+from megathunder.config import Config
+from megathunder.errors import ConfigError, UserError
+from megathunder.metrics.folder import RunFolder, resume_run
+from megathunder.tasks import SourceState, build_source
+
+
+def state(update: int = 5, **changes: object) -> RunState:
+    fields = {"run_id": "r", "policy_version": 7, "source": SourceState(epoch=1, cursor=3), "seed": 0}
+    return RunState(update=update, **{**fields, **changes})
+
+
+def save(parent: Path, config: Config, saved: RunState) -> Path:
+    partial = begin(parent, saved.update)
+    write_state(partial, saved, config)
+    return commit(partial)
+
+
+def changed(config: Config, section: str, **values: object) -> Config:
+    return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **values)})
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    saved = state(controls=(ControlState(name="group size", data=b"\x00\xff"),))
+    folder = save(tmp_path, Config(), saved)
+    assert read_state(folder) == saved
+    found = find_resumption(Config(), tmp_path)
+    assert found is not None and found.folder == folder and found.changed == ()
+
+
+def test_changed_settings_are_named_and_those_of_the_start_are_not(tmp_path: Path) -> None:
+    save(tmp_path, Config(), state())
+    config = changed(changed(Config(), "learner", learning_rate=1e-4), "run", updates=80, resume=True)
+    assert find_resumption(config, tmp_path).changed == ("learner.learning_rate: 0.0005 -> 0.0001",)
+
+
+@pytest.mark.parametrize(
+    ("section", "values"),
+    [("tasks", {"seed": 1}), ("tasks", {"size": 9}), ("tasks", {"kinds": ("count",)}), ("learner", {"lora_rank": 4})],
+)
+def test_another_stream_of_tasks_and_other_parameters_are_refused(tmp_path: Path, section: str, values: dict) -> None:
+    save(tmp_path, Config(), state())
+    with pytest.raises(ConfigError, match=f"{section}.{next(iter(values))}"):
+        find_resumption(changed(Config(), section, **values), tmp_path)
+
+
+def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, Config(), state(format=99))
+    with pytest.raises(UserError, match="format 99"):
+        find_resumption(Config(), tmp_path)
+
+
+def test_the_source_goes_on_where_it_was(tmp_path: Path) -> None:
+    config = changed(Config(), "tasks", size=5)
+    straight, resumed = build_source(config.tasks), build_source(config.tasks)
+    for _ in range(3):
+        straight.take(3)
+    resumed.restore(straight.state())
+    assert [t.id for t in straight.take(12)] == [t.id for t in resumed.take(12)]
+
+
+def test_rows_and_trajectories_of_updates_that_are_taken_again_are_forgotten(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.trajectories.mkdir()
+    for update in range(4):
+        folder.trajectories_of(update).write_text("{}\n")
+    folder.metrics.write_text("".join(f'{{"update": {update}}}\n' for update in range(4)) + '{"upd')
+    resume_run(folder, 2)
+    assert folder.metrics.read_text() == '{"update": 0}\n{"update": 1}\n'
+    assert sorted(p.name for p in folder.trajectories.iterdir()) == ["update_00000.jsonl", "update_00001.jsonl"]
