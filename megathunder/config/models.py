@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from megathunder.config.learner import LearnerConfig
 from megathunder.config.model_shape import read_config_json, read_model_shape
 from megathunder.config.root import Config
 from megathunder.errors import ConfigError
@@ -76,8 +77,6 @@ def layout_fits(config: Config, ranks: int) -> None:
     divisions = (
         ("tensor_parallel", learner.tensor_parallel, "attention heads", shape.heads),
         ("tensor_parallel", learner.tensor_parallel, "key-value heads", shape.kv_heads),
-        ("pipeline_parallel", learner.pipeline_parallel, "layers", shape.layers),
-        ("virtual_pipeline", learner.virtual_pipeline, "layers a stage", shape.layers // learner.pipeline_parallel),
         ("expert_parallel", learner.expert_parallel, "experts", shape.experts or 1),
     )
     for name, ways, what, count in divisions:
@@ -88,6 +87,7 @@ def layout_fits(config: Config, ranks: int) -> None:
                 expected=f"a divisor of {count}",
                 remedy=f"set learner.{name} to one of {', '.join(map(str, legal))}",
             )
+    _stages_fit(learner, shape.layers)
     cell = learner.tensor_parallel * learner.pipeline_parallel * learner.context_parallel
     if ranks % cell:
         raise ConfigError(
@@ -109,4 +109,22 @@ def layout_fits(config: Config, ranks: int) -> None:
             "learner.sequence_parallel = true with learner.tensor_parallel = 1",
             expected="tensor parallelism to share the sequence over",
             remedy="set learner.tensor_parallel = 2 or more, or sequence_parallel = false",
+        )
+
+
+def _stages_fit(learner: LearnerConfig, layers: int) -> None:
+    """Stages may differ by their layers; the chunks of a virtual pipeline may not."""
+    if layers < learner.pipeline_parallel:
+        raise ConfigError(
+            f"learner.pipeline_parallel = {learner.pipeline_parallel}, the policy has {layers} layers",
+            expected="at least one layer a stage",
+            remedy=f"set learner.pipeline_parallel to {layers} or less",
+        )
+    chunks = learner.pipeline_parallel * learner.virtual_pipeline
+    if learner.virtual_pipeline > 1 and layers % chunks:
+        raise ConfigError(
+            f"learner.virtual_pipeline = {learner.virtual_pipeline} with pipeline_parallel = "
+            f"{learner.pipeline_parallel}, the policy has {layers} layers",
+            expected=f"a multiple of {chunks} layers: the chunks of a virtual pipeline are equal",
+            remedy="set learner.virtual_pipeline = 1; stages alone may be uneven",
         )

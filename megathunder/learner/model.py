@@ -32,6 +32,7 @@ from megathunder.learner.families.rules import Family
 from megathunder.learner.norm import RmsNorm
 from megathunder.learner.options import megatron_options
 from megathunder.learner.parallel import Layout
+from megathunder.learner.stages import uneven_stages
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -147,6 +148,9 @@ def transformer_config_of(hf: dict[str, Any], family: Family, config: LearnerCon
             "batch_p2p_comm": False,
         }
     settings = family.settings(hf)
+    if settings["num_layers"] % config.pipeline_parallel and config.virtual_pipeline == 1:
+        first, last = uneven_stages(settings["num_layers"], config.pipeline_parallel)
+        fields |= {"num_layers_in_first_pipeline_stage": first, "num_layers_in_last_pipeline_stage": last}
     if settings.get("num_moe_experts"):
         fields |= {
             "moe_router_load_balancing_type": "none",

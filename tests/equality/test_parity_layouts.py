@@ -17,6 +17,7 @@ TOOL = Path(__file__).resolve().parents[2] / "tools" / "parity.py"
     [
         ("qwen3_tied", "tp2,pp2,pp2_vpp2,cp2", 0, 4),
         ("glm4_moe", "tp2_sp,pp2,ep2,tp2_sp_ep2_etp1", 0, 4),
+        ("llama", "pp3", 0, 1),  # 2 + 1 + 1 layers
         ("qwen3_moe", "tp2_sp_pp2,tp2_sp_ep2_etp2,tp2_sp_cp2", 0, 3),
         # low-rank adapters against the merged model
         ("qwen3_tied,glm4_moe", "tp2,tp2_sp,pp2,ep2", 4, 6),
