@@ -20,13 +20,13 @@ from megathunder.coordinator import reached
 from megathunder.coordinator.assembly import Parts
 from megathunder.config import Config
 from megathunder.errors import InfrastructureFailure
+from megathunder.evaluation import EVALUATION, Attempt, score
 from megathunder.coordinator.record import UpdateRecord
 from megathunder.coordinator.rollouts import Collect, Rollouts, Stopped
 from megathunder.schedule.scheduler import UpdateScheduler
 from megathunder.types import Command, Done, Event, Publish, ServerAddress, TakeStep
 
 log = logging.getLogger(__name__)
-EVALUATION = (1 << 31) - 1  # the "update" of held-out trajectories: never one of the run
 
 
 @dataclass(slots=True, kw_only=True)
@@ -233,8 +233,8 @@ class Coordinator:
         while not rollouts.inbox.empty():
             for event in await rollouts.messages(1.0):
                 rollouts.note(event)
-        rewards = [t.reward for t in rollouts.trajectories.values() if t.reward is not None]
-        return sum(rewards) / len(rewards) if rewards else 0.0
+        ended = [Attempt.of(trajectory, "") for trajectory in rollouts.trajectories.values()]
+        return score(ended).reward_mean or 0.0
 
     # ------------------------------------------------------------------------------------------ private
 

@@ -88,23 +88,39 @@ class Collector:
 
         Sampling seeds come from `batch` (default `update`): two updates of one batch draw the same tokens.
         """
+        numbered = enumerate(groups, first_group)
+        work = [(TrajectoryId(update, b, i), task) for b, group in numbered for i, task in enumerate(group)]
+        drawn = update if batch is None else batch
+        lane = first_group * len(groups[0]) if groups else 0
+        await self.attempt(
+            policy_version, work, emit, batch=drawn, temperature=temperature, score=score, first_lane=lane
+        )
+
+    async def attempt(
+        self,
+        policy_version: int,
+        work: Sequence[tuple[TrajectoryId, Task]],
+        emit: Emit,
+        *,
+        batch: int,
+        temperature: float | None = None,
+        score: bool = True,
+        first_lane: int = 0,
+    ) -> None:
+        """The same for any set of trajectories: what one draws does not depend on which others run beside it."""
         settings = EpisodeSettings(
             rollout=self._config,
             command_timeout_s=self._sandbox.command_timeout_s,
             policy_version=policy_version,
             seed=self._seed,
-            batch=update if batch is None else batch,
+            batch=batch,
             temperature=self._config.temperature if temperature is None else temperature,
         )
         async with asyncio.TaskGroup() as running:
-            lane = first_group * len(groups[0]) if groups else 0
-            for b, group in enumerate(groups, first_group):
-                for i, task in enumerate(group):
-                    trajectory = TrajectoryId(update, b, i)
-                    report = Report(trajectory, tracing.rollout_lane(lane), emit)
-                    scorer = Scorer(self._teacher, report, self._config) if self._teacher and score else None
-                    running.create_task(self._one(task, report, settings, scorer))
-                    lane += 1
+            for lane, (trajectory, task) in enumerate(work, first_lane):
+                report = Report(trajectory, tracing.rollout_lane(lane), emit)
+                scorer = Scorer(self._teacher, report, self._config) if self._teacher and score else None
+                running.create_task(self._one(task, report, settings, scorer))
 
     async def _one(
         self, task: Task, report: Report, settings: EpisodeSettings, scorer: Scorer | None

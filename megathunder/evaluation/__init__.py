@@ -1,0 +1,17 @@
+"""How good a policy is: independent attempts at tasks, kept as they end, and pass@k with its uncertainty."""
+
+from megathunder.evaluation.attempts import Attempt, AttemptLog, Plan
+from megathunder.evaluation.estimate import Score, TaskResult, pass_at_k, score
+from megathunder.evaluation.runner import EVALUATION, run_attempts
+
+__all__ = [
+    "EVALUATION",
+    "Attempt",
+    "AttemptLog",
+    "Plan",
+    "Score",
+    "TaskResult",
+    "pass_at_k",
+    "run_attempts",
+    "score",
+]
