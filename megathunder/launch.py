@@ -128,7 +128,7 @@ def run_rank(config: Config, folder: Path) -> int:
     if coordinator:
         _on_signals(lambda number, _: coordinator.forward(number))
     try:
-        _learn(config, coordinator)
+        _learn(config, folder, coordinator)
     except InfrastructureFailure:  # the coordinator is gone, or was told what failed here: it says why
         return coordinator.stop(STOP_S) if coordinator else leave_the_word_to_rank_0()
     except BaseException as error:
@@ -168,7 +168,7 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _learn(config: Config, coordinator: CoordinatorProcess | None) -> None:
+def _learn(config: Config, folder: Path, coordinator: CoordinatorProcess | None) -> None:
     """Join the job, build this rank's learner and serve the coordinator until it says Shutdown."""
     from megathunder.learner.learner import Learner  # torch and Megatron are imported after the checks have passed
     from megathunder.learner.link import CellLink, LeaderLink
@@ -180,12 +180,12 @@ def _learn(config: Config, coordinator: CoordinatorProcess | None) -> None:
     endpoint = _share_endpoint(coordinator)
     learner = Learner(config, layout)
     publisher = Publisher(
-        config.publish,
+        config,
         export_weights=learner.export_weights,
         rank=layout.rank,
-        backend="nccl" if layout.device.type == "cuda" else "gloo",
+        device=layout.device,
         host=socket.gethostname(),
-        api_key=config.rollout.api_key,
+        folder=folder,
     )
     leader = None
     if layout.leads_cell:

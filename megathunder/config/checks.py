@@ -27,6 +27,7 @@ LAWS_OF_SETTINGS = (
     models.models_are_described_and_agree,
     machine.the_gpu_is_known,
     machine.enough_servers,
+    machine.changes_are_acknowledged,
 )
 LAWS_OF_THE_MACHINE = (
     machine.the_run_folder_is_free,

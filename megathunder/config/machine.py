@@ -127,6 +127,16 @@ def enough_servers(config: Config) -> None:
         )
 
 
+def changes_are_acknowledged(config: Config) -> None:
+    publish = config.publish
+    if publish.transport in ("delta", "auto") and not publish.checksum:
+        raise ConfigError(
+            f"publish.transport = {publish.transport!r} with publish.checksum = false",
+            expected="true: a change may only be added to weights whose checksum is known",
+            remedy="set publish.checksum = true, or publish.transport = 'distributed'",
+        )
+
+
 def the_run_folder_is_free(config: Config) -> None:
     run = config.run
     if run.name in ("", ".", "..") or "/" in run.name:

@@ -10,11 +10,19 @@ from typing import Literal
 class PublishConfig:
     """[publish] transport of the weights after a step."""
 
-    transport: Literal["distributed"] = "distributed"
-    """`distributed`: broadcast from learner rank 0 over a process group per server (gloo on CPU, nccl on GPU)."""
+    transport: Literal["distributed", "delta", "disk", "auto"] = "distributed"
+    """`distributed`: broadcast from learner rank 0 over a process group per server (gloo on CPU, nccl on GPU). `delta`:
+    only what changed, bit for bit. `disk`: a folder that servers can read. `auto`: measures full weights, then changes,
+    and keeps the faster."""
+    delta_through: Literal["group", "http", "folder"] = "group"
+    """What carries changes (delta, auto): the servers' process groups, the requests themselves, or a shared folder."""
+    folder: str = ""
+    """Folder that learner and servers share (disk, folder); empty: `published` in the run's folder."""
+    checksum: bool = True
+    """Every server must acknowledge a checksum of the weights it holds. Off: for servers without our weight loader."""
     bucket_mb: int = 64
-    """Weights sent in one call."""
+    """Weights sent in one call; two buckets are in memory at once."""
     timeout_s: float = 120.0
-    """Limit of one publication."""
+    """Limit of one step of a publication: a bucket, an answer."""
     min_servers: int = 1
     """The run goes on while this many servers hold the current version."""

@@ -37,7 +37,7 @@ def piece_checksum(name: str, shape: tuple[int, ...], piece: Tensor, *, row: int
     row_bytes, offset_bytes = width * piece.element_size(), column * piece.element_size()
     ends_inside = column + flat.shape[1] < width
     if offset_bytes % WORD_BYTES or (ends_inside and flat.shape[1] * piece.element_size() % WORD_BYTES):
-        raise ValueError(f"columns {column} to {column + flat.shape[1]} of {name} are not whole {WORD_BYTES}-byte words")
+        raise ValueError(f"columns {column} to {column + flat.shape[1]} of {name} are not whole 8-byte words")
     words_a_row = -(-row_bytes // WORD_BYTES)
     seed = _seed(name, shape, piece.dtype)
     words = _words(flat)  # [rows, words]

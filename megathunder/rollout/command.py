@@ -17,6 +17,8 @@ from megathunder.config.rollout import RolloutConfig
 from megathunder.errors import ConfigError
 
 CPU_ENGINE = Path(__file__).parent / "cpu_engine"
+PACKAGE_PARENT = Path(__file__).parents[2]
+WEIGHT_LOADER = "megathunder.publish.engine.loader.load"  # imported by the server when weights first come that way
 PORTS = range(20000, 32000)  # below the range the kernel hands out, so a port stays free while a server loads
 
 CPU_ARGUMENTS = {
@@ -53,6 +55,7 @@ def server_command(
         "max_running_requests": str(config.max_running_requests),
         "skip_tokenizer_init": "true",
         "skip_server_warmup": "true",
+        "custom_weight_loader": WEIGHT_LOADER,
         "log_level": "warning",
         **(CPU_ARGUMENTS if device == "cpu" else GPU_ARGUMENTS | _gpus(config, index)),
         **({"api_key": config.api_key} if config.api_key else {}),
@@ -75,11 +78,13 @@ def server_environment(device: str, temporary: Path) -> dict[str, str]:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TMPDIR": str(temporary)}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(name, None)  # torchrun's: the server is no rank of the learner
+    path = [str(PACKAGE_PARENT), *filter(None, [environment.get("PYTHONPATH")])]
     if device == "cpu":
-        path = [str(CPU_ENGINE), *filter(None, [environment.get("PYTHONPATH")])]
-        environment.update(SGLANG_USE_CPU_ENGINE="1", OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(path))
+        path.insert(0, str(CPU_ENGINE))
+        environment.update(SGLANG_USE_CPU_ENGINE="1", OMP_NUM_THREADS="1")
         environment["SGLANG_PLUGINS"] = "megathunder_seeded_sampling,megathunder_forked_start"
         environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "false"
+    environment["PYTHONPATH"] = os.pathsep.join(path)
     return environment
 
 

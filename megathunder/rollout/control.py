@@ -2,23 +2,31 @@
 
 Called by publish/ (learner rank 0) and by the coordinator. A call that is refused, fails or exceeds its limit
 raises InfrastructureFailure with what the server said; nothing is retried, since a weight update is not idempotent.
+
+    SGLang    an update by tensors or by a process group
+    0.5.20    is accepted at any time; the server must be idle, or a flush with it ends the server
+    0.5.23    must stand between /begin_weight_update and /end_weight_update
+
+`open_update` asks a server for its version, refuses one that is not in this table, and ends and awaits what runs.
 """
 
 from __future__ import annotations
 
+import base64
 from types import TracebackType
 from typing import TypeVar
 
 import aiohttp
 import msgspec
 
-from megathunder.errors import InfrastructureFailure
+from megathunder.errors import InfrastructureFailure, UserError
 from megathunder.rollout.server import authorization
-from megathunder.rollout.wire import ModelInfo, Outcome, policy_version
+from megathunder.rollout.wire import ModelInfo, Outcome, ServerInfo, policy_version
 from megathunder.types import ServerAddress
 
 Answer = TypeVar("Answer")
 IDLE_LIMIT_S = 5.0
+HAS_UPDATE_SESSION = {"0.5.20": False, "0.5.23": True}
 
 
 class ServerControl:
@@ -42,20 +50,45 @@ class ServerControl:
         """The policy version the server holds; -1 if it was never given one."""
         return policy_version((await self._call("GET", server, "/model_info", None, ModelInfo)).weight_version)
 
+    async def info(self, server: ServerAddress) -> ServerInfo:
+        """What the server is. Raises UserError for a version of SGLang whose update endpoints are not known here."""
+        info = await self._call("GET", server, "/server_info", None, ServerInfo)
+        if info.version not in HAS_UPDATE_SESSION:
+            raise UserError(
+                f"{server.name} at {server.url} runs SGLang {info.version}",
+                expected=f"SGLang {' or '.join(HAS_UPDATE_SESSION)}: weight updates differ between versions",
+                remedy="install one of these for the servers, or add the version to megathunder/rollout/control.py",
+            )
+        return info
+
+    async def open_update(self, server: ServerAddress) -> ServerInfo:
+        """Make the server ready for new weights: known, idle, its cache empty, its update session open."""
+        info = await self.info(server)
+        await self.abort(server)
+        await self.flush_cache(server)
+        if HAS_UPDATE_SESSION[info.version]:
+            await self._act(server, "/begin_weight_update", {})
+        return info
+
+    async def close_update(self, server: ServerAddress, info: ServerInfo) -> None:
+        """End what `open_update` opened."""
+        if HAS_UPDATE_SESSION[info.version]:
+            await self._act(server, "/end_weight_update", {})
+
     async def set_version(self, server: ServerAddress, version: int) -> None:
         """Rename the weights the server holds, without changing them."""
         body = {"new_version": str(version), "abort_all_requests": False}
         await self._act(server, "/update_weight_version", body)
 
     async def init_update_group(
-        self, server: ServerAddress, *, host: str, port: int, group_name: str, backend: str
+        self, server: ServerAddress, *, host: str, port: int, group_name: str, backend: str, ranks: int = 1
     ) -> None:
-        """Make the server rank 1 of a process group of two, whose rank 0 serves the store at host:port."""
+        """Make the server's ranks 1 to `ranks` of a process group whose rank 0 serves the store at host:port."""
         body = {
             "master_address": host,
             "master_port": port,
             "rank_offset": 1,
-            "world_size": 2,
+            "world_size": 1 + ranks,
             "group_name": group_name,
             "backend": backend,
         }
@@ -89,9 +122,20 @@ class ServerControl:
             body["weight_version"] = str(version)
         await self._act(server, "/update_weights_from_distributed", body)
 
-    async def update_from_disk(self, server: ServerAddress, *, folder: str, version: int) -> None:
+    async def update_from_tensors(self, server: ServerAddress, *, tensors: bytes, loader: str, ranks: int) -> None:
+        """Give each of the server's ranks `tensors`, encoded as its endpoint takes them, for `loader`, and flush."""
+        text = base64.b64encode(tensors).decode()
+        body = {"serialized_named_tensors": [text] * ranks, "load_format": loader, "flush_cache": True}
+        await self._act(server, "/update_weights_from_tensor", body)
+
+    async def parameter(self, server: ServerAddress, name: str) -> list[float]:
+        """What the server's model answers to a query for `name`."""
+        return await self._call("POST", server, "/get_weights_by_name", {"name": name}, list[float])
+
+    async def update_from_disk(self, server: ServerAddress, *, folder: str, version: int | None = None) -> None:
         """Load the weights of a Hugging Face folder that the server can read, flush, and call them `version`."""
-        await self._act(server, "/update_weights_from_disk", {"model_path": folder, "weight_version": str(version)})
+        body = {"model_path": folder} | ({"weight_version": str(version)} if version is not None else {})
+        await self._act(server, "/update_weights_from_disk", body)
 
     async def flush_cache(self, server: ServerAddress) -> None:
         """Empty the prefix cache; refused by a server that still has requests."""

@@ -71,6 +71,14 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     weight_version: str
 
 
+class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of GET /server_info: SGLang's version and what it was started with."""
+
+    version: str
+    tp_size: int = 1
+    custom_weight_loader: tuple[str, ...] = ()
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Answer of the weight endpoints."""
 

@@ -21,7 +21,9 @@ from tiny_model import VOCABULARY, largest_difference, logprobs, make_model
 from megathunder.config.rollout import RolloutConfig
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import ConfigError, InfrastructureFailure
-from megathunder.publish.distributed import DistributedTransport
+from megathunder.publish.group import Pairs
+from megathunder.publish.round import Round
+from megathunder.publish.transports.distributed import DistributedTransport
 from megathunder.rollout.client import EngineClient
 from megathunder.rollout.collector import Collector
 from megathunder.rollout.control import ServerControl
@@ -187,10 +189,14 @@ def test_new_weights_leave_nothing_of_the_old_ones_in_the_cache(served):
         for parameter in served.model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
     weights = [(name, value.detach()) for name, value in served.model.named_parameters()]
-    transport = DistributedTransport(backend="gloo", bucket_bytes=1 << 17, timeout_s=30.0, api_key="", host="127.0.0.1")
+    pairs = Pairs(backend="gloo", timeout_s=30.0, host="127.0.0.1")
+    transport = DistributedTransport(pairs, bucket_bytes=1 << 17)
     served.version = FIRST_VERSION + 1
-    sent = transport.send(served.version, served.pool.ready, weights)
-    assert not sent.failed and sent.payload_bytes == sum(value.nbytes for _, value in weights)
+    servers = served.pool.ready
+    with Round(servers, api_key="", timeout_s=30.0) as round:
+        round.each(round.open_update, servers)
+        sent = transport.send(round, servers, served.version, weights)
+    assert not round.failed and sent == sum(value.nbytes for _, value in weights)
     generation = ask(served, lambda client, control, server: client.generate(server, given, sampling()))
     assert generation.cached_tokens == 0 and set(generation.policy_versions) == {served.version}
     expected = logprobs(served.model, given + generation.token_ids)[len(given) - 1 :]

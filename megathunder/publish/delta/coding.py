@@ -19,6 +19,7 @@ elements. Called by `payload.py`. Refuses streams that do not have the length th
 from __future__ import annotations
 
 import functools
+import itertools
 from enum import Enum
 
 import msgspec
@@ -83,7 +84,7 @@ def decode(coded: Coded, data: memoryview, elements: int, word: np.dtype) -> Cha
     if coded.coding is Coding.SAME:
         return Change(words=np.empty(0, word), positions=np.empty(0, np.int64))
     if coded.coding is Coding.DENSE:
-        return Change(words=_exactly(np.frombuffer(streams[0], word), elements), absolute=True)
+        return Change(words=_exactly(np.frombuffer(streams[0], word), elements).copy(), absolute=True)
     if coded.coding is Coding.SHIFTED:
         return Change(words=_unfold(_folded(streams, elements, coded.escapes, word)))
     rows = coded.low_bits
@@ -189,7 +190,7 @@ def _expand(data: memoryview, size: int) -> bytes:
 def _cut(data: memoryview, sizes: tuple[int, ...]) -> list[memoryview]:
     ends = np.cumsum((0, *sizes)).tolist()
     _exactly(data, ends[-1])
-    return [data[start:end] for start, end in zip(ends, ends[1:])]
+    return [data[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def _exactly(data: np.ndarray | memoryview, size: int) -> np.ndarray | memoryview:

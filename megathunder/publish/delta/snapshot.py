@@ -38,16 +38,14 @@ class Snapshot:
         self.version, self.checksum = -1, 0
         self.tensors: dict[str, Tensor] = {}
 
-    def take(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Pass `weights` on and keep a host copy of each."""
-        self.tensors, self.version = {}, -1
+    def take(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Pass `weights`, which are `version`, on and keep a host copy of each."""
+        tensors, checksum = {}, 0
         for name, tensor in weights:
-            self.tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
+            tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
+            checksum += tensor_checksum(name, tensors[name])
             yield name, tensor
-
-    def label(self, version: int, checksum: int) -> None:
-        """Say what the copy is, once it is complete."""
-        self.version, self.checksum = version, checksum
+        self.tensors, self.version, self.checksum = tensors, version, checksum & MASK
 
     def encode(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> Encoded:
         """The payload from this snapshot to `weights`, which must have the same names, types and shapes."""
@@ -85,4 +83,4 @@ class Snapshot:
         for piece, data in opened.parts():
             if piece.coded.coding is not Coding.SAME:
                 apply_change(self.tensors[piece.name], decode(piece.coded, data, piece.elements, word_of(piece.dtype)))
-        self.label(opened.header.target, opened.header.checksum)
+        self.version, self.checksum = opened.header.target, opened.header.checksum

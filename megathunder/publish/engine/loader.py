@@ -143,7 +143,7 @@ def _write(opened: Opened, places: Places, held: Held, shards: Shards) -> Held:
         return msgspec.structs.replace(held, version=-1, checksum=0, changed=changed)
     checksum = shards.sum(sum(_checksum(piece, places[piece.name]) for piece in header.pieces))
     if checksum != header.checksum:
-        error = f"the engine's weights have checksum {checksum:016x}, version {header.target} has {header.checksum:016x}"
+        error = f"the engine's weights have checksum {checksum:016x}, those sent {header.checksum:016x}"
         return msgspec.structs.replace(held, version=-1, checksum=checksum, error=error, changed=changed)
     return msgspec.structs.replace(held, version=header.target, checksum=checksum, changed=changed)
 

@@ -7,9 +7,9 @@
     X.experts.E.down_proj .weight                X.experts.w2_weight  [E, H, I]              expert E
     anything else                                the same name                               all, vocabulary padding cut
 
-With tensor parallelism a server holds a shard: rows of a column-parallel projection, columns of a row-parallel one; what
-every rank holds counts once. Called by `loader.py`. Refuses a name without a place, a type or a size that does not fit,
-and parameters that no tensor covers: a layout this table does not know can then not be written to.
+With tensor parallelism a server holds a shard: rows of a column-parallel projection, columns of a row-parallel one;
+what every rank holds counts once. Called by `loader.py`. Refuses a name without a place, a type or a size that does
+not fit, and parameters that no tensor covers: a layout this table does not know can then not be written to.
 """
 
 from __future__ import annotations

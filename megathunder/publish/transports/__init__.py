@@ -1,0 +1,1 @@
+"""Ways for the weights to reach the servers; `build.py` chooses by configuration."""
