@@ -83,4 +83,5 @@ if [ "$(cat .venv/.stamp 2>/dev/null)" != "$stamp $PWD" ]; then
 fi
 . .venv/bin/activate
 python tools/grow_policy.py examples/policies/student examples/policies/student_large >/dev/null
+python tools/upcycle_policy.py examples/policies/student examples/policies/student_moe >/dev/null
 print_versions

@@ -119,8 +119,11 @@ class Release:
         if replicas == 1 or not pieces:
             return pieces
         mine = pieces[self._layout.cell_replica :: replicas]
-        # A replica without a row of its own still takes part in the experts' collectives.
-        return mine or [replace(pieces[0], trained=False)]
+        # A replica with fewer rows still makes as many passes: the experts' collectives couple them. Without a pipeline
+        # all rows of a replica are one pass.
+        wanted = -(-len(pieces) // replicas) if self._layout.pipeline > 1 else 1
+        spare = min(pieces, key=lambda piece: piece.length)
+        return mine + [replace(spare, trained=False)] * (wanted - len(mine))
 
     def _run_exactly(self, command: Differentiate, row: TrainRow, tally: Tally) -> None:
         """One row: backward with its own factor, or for the batch with factor 1 and its weight as an integer."""
