@@ -28,7 +28,7 @@ async def train(run: Coordinator) -> None:
     """Take every remaining update of the run."""
     ahead: Rollouts | None = None
     for update in run.remaining_updates():
-        rollouts = ahead or run.start_rollouts(update)
+        rollouts = ahead if ahead and run.continues(update) else run.start_rollouts(update)
         ahead = run.start_rollouts(update + 1) if run.samples_ahead(update) else None
         scheduler = run.schedule(rollouts)
         await stream(run, scheduler, rollouts)

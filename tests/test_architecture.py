@@ -1,7 +1,7 @@
 """The shape of the tree, as laws: who may import whom, how long things are, what must not be in them.
 
     tasks -> sandbox -> rollout -> objectives -> schedule -> learner -> publish
-          -> simulator | metrics | checkpoint | evaluation
+          -> metrics | checkpoint | evaluation -> simulator
 
 A room imports rooms left of it and the shared files; `loop.py`, `launch.py` and `coordinator.py` see all. Each law is
 a function from source files to offenders, so that it is also tested on sources that break it. A failing law lists every
@@ -25,7 +25,8 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("schedule",),
     ("learner",),
     ("publish",),
-    ("simulator", "metrics", "checkpoint", "evaluation"),
+    ("metrics", "checkpoint", "evaluation"),
+    ("simulator",),
 )
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 SHARED = {"types", "errors", "tracing", "config"}

@@ -1,42 +1,58 @@
 #!/usr/bin/env python
-"""Compare schedules live on the same work: `tools/compare.py --config C --schedules sync,thundersync --json OUT`.
+"""Compare schedules on the same work, live or from a recorded run, in one run that alternates them.
 
-One run takes blocks of updates under each schedule in turn (A A | B B | B B | A A ...): same prompts, sampling seeds
-and weights, so the schedules see the same trajectories. The first update of a block is a warm-up and is left out.
-Written: OUT (every number), a timeline of each schedule beside it (PNG), a table on the terminal.
+    tools/compare.py --config C --schedules sync,thundersync --json OUT               live: engines and learner
+    tools/compare.py --mode replay --run runs/NAME --schedules sync,thundersync ...   recorded trajectories and times
+
+Blocks of updates run under each schedule in turn (A A | B B | B B | A A ...): same prompts, sampling seeds and weights
+(or the same recorded trajectories), so all see the same work. The first update of a block is a warm-up and left out.
+A schedule may name a release: thundersync/turn_forward, thundersync+content_ready, thundersync+no_verifier.
+Written: OUT (every number, the trace-predicted speed-up beside the measured one), a figure of all schedules beside it.
 Further arguments are settings of the run, e.g. --rollout.max_concurrent 8.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 
+from megathunder.config import Config
+from megathunder.config.replay import ReplayConfig
 from megathunder.config.toml import read_config
+from megathunder.config.variant import Variant
+from megathunder.coordinator.job import JobFailed, replay_config, run_job
 from megathunder.errors import UserError
-from megathunder.metrics.comparison import Comparison, compare
+from megathunder.metrics.comparison import BASE, Comparison, compare
 from megathunder.metrics.folder import RunFolder
-from megathunder.metrics.spans import Span, read_spans
-from megathunder.metrics.timeline import draw_timeline
-
-SCHEDULES = ("sync", "periodic_async", "thundersync", "one_step_off")
+from megathunder.metrics.row import MetricsRow
+from megathunder.metrics.spans import read_spans
+from megathunder.metrics.timeline import draw_schedules
+from megathunder.simulator.predict import predict
+from megathunder.simulator.recorded import read_recorded_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """Compare schedules live on the same work."""
+    """Compare schedules on the same work."""
 
-    config: Path
-    """TOML file of the workload, e.g. examples/overlap_grpo.toml."""
+    mode: Literal["live", "replay"] = "live"
+    """`live` samples with engines; `replay` takes the trajectories and release times of a recorded run."""
+    config: Path | None = None
+    """live: TOML file of the workload, e.g. examples/overlap_grpo.toml."""
+    run: Path | None = None
+    """replay: folder of the recorded run."""
     schedules: str = "sync,thundersync"
-    """Comma list of schedules; the first is what speed-ups are measured against if `sync` is not among them."""
+    """Comma list; speed-ups are against `sync`, or against the first if it is not among them."""
     repeats: int = 5
     """Measured updates of each schedule."""
     json: Path = Path("runs/compare.json")
@@ -47,6 +63,14 @@ class Arguments:
     """Learner ranks."""
     folder: Path = Path("runs")
     """Parent of the run's folder."""
+    speed: float = 1.0
+    """replay: recorded times are divided by this."""
+    verifier_s: float = 0.0
+    """replay: seconds added to every reward, but for schedules with +no_verifier."""
+    shuffle_arrivals: int = 0
+    """replay: exchange release times at random with this seed; 0: as recorded."""
+    updates: tuple[int, ...] = ()
+    """replay: recorded updates to take; empty: all."""
 
 
 def main(argv: list[str]) -> int:
@@ -54,73 +78,97 @@ def main(argv: list[str]) -> int:
     arguments, rest = tyro.cli(Arguments, args=argv, return_unknown_args=True, description=__doc__)
     try:
         names = schedule_names(arguments.schedules)
-        folder = run(arguments, names, list(rest))
+        folder = run_job(comparison_config(arguments, names), ranks=arguments.nproc, settings=rest)
+        comparison = compare(folder, names, warmup=arguments.warmup, block=arguments.warmup + 1)
+        comparison = with_prediction(comparison, folder)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except subprocess.CalledProcessError as error:
-        print(f"error: the run ended with status {error.returncode}; its lines above say why", file=sys.stderr)
+    except JobFailed as error:
+        print(f"error: {error}", file=sys.stderr)
         return 1
-    comparison = compare(folder, names, warmup=arguments.warmup, block=arguments.warmup + 1)
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps(comparison.as_table(), indent=2) + "\n")
     show(comparison)
-    figures = draw(folder, comparison, arguments.json)
-    print(f"numbers: {arguments.json}   figures: {', '.join(map(str, figures))}   run: {folder.path}")
+    figure = arguments.json.with_suffix(".png")
+    last = {name: rows[-1].update for name, rows in comparison.measured.items()}
+    drawn = draw_schedules(read_spans(folder.events), last, figure)
+    print(f"numbers: {arguments.json}   figure: {figure if drawn else 'none'}   run: {folder.path}")
     return 0
 
 
 def schedule_names(text: str) -> tuple[str, ...]:
     """The schedules named, each once."""
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    unknown = [name for name in names if name not in SCHEDULES]
-    if unknown or not names or len(set(names)) != len(names):
-        raise UserError(
-            f"--schedules {text!r}", expected=f"different names of {', '.join(SCHEDULES)}", remedy="mend the list"
-        )
+    names = tuple(Variant.parse(name.strip()).name for name in text.split(",") if name.strip())
+    if not names or len(set(names)) != len(names):
+        raise UserError(f"--schedules {text!r}", expected="different names", remedy="name each schedule once")
     return names
 
 
-def run(arguments: Arguments, names: tuple[str, ...], settings: list[str]) -> RunFolder:
-    """Take every block in one run; CalledProcessError when it fails."""
-    name = f"compare_{arguments.config.stem}"
+def comparison_config(arguments: Arguments, names: tuple[str, ...]) -> Config:
+    """The settings of the one run that takes every block."""
+    given, other = (arguments.config, "run") if arguments.mode == "live" else (arguments.run, "config")
+    if given is None or getattr(arguments, other) is not None:
+        wanted = "--config FILE" if arguments.mode == "live" else "--run FOLDER"
+        raise UserError(
+            f"--mode {arguments.mode} without {wanted}, or with --{other}",
+            expected=f"{wanted} alone",
+            remedy="live takes a workload from --config, replay takes a recorded run from --run",
+        )
+    if arguments.mode == "live":
+        config = read_config(given)
+    else:
+        replay = ReplayConfig(
+            updates=arguments.updates,
+            speed=arguments.speed,
+            shuffle_seed=arguments.shuffle_arrivals,
+            verifier_s=arguments.verifier_s,
+        )
+        config = replay_config(given, replay)
     block = arguments.warmup + 1
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(arguments.nproc)]
-    command += [str(Path(__file__).parent / "train.py"), "--config", str(arguments.config)]
-    command += ["--run.name", name, "--run.folder", str(arguments.folder), "--run.overwrite", "true"]
-    command += ["--run.updates", str(arguments.repeats * len(names) * block), "--run.evaluate_every", "0"]
-    command += ["--run.alternate", *names, "--run.alternate_block", str(block), "--run.record_gradients", "true"]
-    command += ["--metrics.report_every", "0", *settings]
-    subprocess.run(command, check=True)
-    folder = RunFolder((arguments.folder / name).absolute())
-    read_config(folder.config)
-    return folder
+    run = dataclasses.replace(
+        config.run,
+        name=f"compare_{given.stem}",
+        folder=str(arguments.folder.absolute()),
+        updates=arguments.repeats * len(names) * block,
+        overwrite=True,
+        evaluate_every=0,
+        alternate=names,
+        alternate_block=block,
+        record_gradients=True,
+    )
+    return dataclasses.replace(config, run=run, metrics=dataclasses.replace(config.metrics, report_every=0))
 
 
-def draw(folder: RunFolder, comparison: Comparison, beside: Path) -> list[Path]:
-    """The timeline of each schedule's last measured update, one PNG each."""
-    spans = read_spans(folder.events)
-    drawn = []
-    for name, rows in comparison.measured.items():
-        path = beside.with_name(f"{beside.stem}_{name}.png")
-        if draw_timeline([s for s in spans if _until(s, rows[-1].update)], path, updates=1, title=name):
-            drawn.append(path)
-    return drawn
+def with_prediction(comparison: Comparison, folder: RunFolder) -> Comparison:
+    """Speed-ups simulated from the measured updates of sync: their release times, costs of whole trajectories."""
+    names = [name for name in comparison.measured if not Variant.parse(name).without_verifier]
+    if comparison.base != BASE or len(names) < len(comparison.measured):
+        return comparison  # the others' work is not what sync recorded
+    own = {row.update for row in comparison.measured[BASE]}
+    every = {row.update for rows in comparison.measured.values() for row in rows}
 
+    def whole(row: MetricsRow) -> bool:
+        return row.update in every and Variant.parse(row.schedule).apply(config).streaming.release == "trajectory"
 
-def _until(span: Span, update: int) -> bool:
-    """Whether the span belongs to `update` or an earlier one, as far as it says."""
-    return span.update is None or span.update <= update
+    config = folder.read_config()
+    recorded = read_recorded_run(folder, trace=lambda row: row.update in own, cost=whole)
+    found = predict(recorded.config, recorded.updates, recorded.costs, cells=recorded.cells, schedules=names)
+    return dataclasses.replace(comparison, predicted=found.speedup_vs_sync)
 
 
 def show(comparison: Comparison) -> None:
     """The table a person reads."""
-    table = Table(title="medians over the measured updates", title_justify="left")
-    for heading in ("schedule", "step s", "speed-up", "rollout", "tail", "suffix", "busy", "lag", "gradient diff"):
+    table = Table(title="medians over the measured updates; predicted: simulated from the trace", title_justify="left")
+    headings = ("schedule", "step s", "speed-up", "predicted", "rollout", "tail", "suffix", "busy", "lag", "gradient")
+    for heading in headings:
         table.add_column(heading, justify="left" if heading == "schedule" else "right")
     for row in comparison.rows():
         table.add_row(*row)
-    Console().print(table)
+    console = Console(highlight=False)
+    console.print(table)
+    for line in comparison.remarks():
+        console.print(line)
 
 
 if __name__ == "__main__":

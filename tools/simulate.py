@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -22,20 +21,15 @@ from rich.console import Console
 from rich.table import Table
 
 from megathunder.errors import UserError
-from megathunder.metrics.folder import RunFolder
+from megathunder.metrics.folder import open_folder
 from megathunder.metrics.row import read_rows
-from megathunder.metrics.spans import Span, read_spans
-from megathunder.metrics.trajectories import TrajectoryRecord, read_trajectories
 from megathunder.simulator import balance as balances
 from megathunder.simulator import plan as plans
 from megathunder.simulator import report
 from megathunder.simulator import sweep as sweeps
-from megathunder.simulator.costs import fit_costs
-from megathunder.simulator.predict import RecordedUpdate
 from megathunder.simulator.predict import predict as predict_run
+from megathunder.simulator.recorded import read_recorded_run
 from megathunder.simulator.replay import replay
-from megathunder.simulator.traces import AttemptTrace, TurnTrace, UpdateTrace
-from megathunder.types import Role
 
 console = Console()
 WARM_UP = 4
@@ -50,25 +44,11 @@ def predict(run: tyro.conf.Positional[Path], json: Path | None = None, figure: P
         json: Write every simulated step here.
         figure: Draw the last update's timeline under every schedule here (PNG).
     """
-    folder = RunFolder(run)
-    if not folder.metrics.is_file():
-        raise UserError(f"no metrics.jsonl in {run}", expected="the folder of a run", remedy="give runs/<name>")
-    config, spans = folder.read_config(), read_spans(folder.events)
-    updates = list(recorded_updates(folder, spans))
-    if not updates:
-        raise UserError(
-            f"no update of {run} has trajectories and spans",
-            expected="trajectories/update_*.jsonl and events.jsonl",
-            remedy="run with metrics.trajectories = true",
-        )
-    warm = updates[min(WARM_UP, len(updates) - 1)].update
-    work = [s for s in spans if s.lane.startswith("learner/") and (s.update or 0) >= warm]
-    items = [(int(str(s.attributes.get("tokens", 0))), s.end_s - s.start_s) for s in work if s.name == "differentiate"]
-    folds = [s.end_s - s.start_s for s in work if s.name == "fold"]
-    costs = fit_costs(items, fold_s=sum(folds) / len(folds) if folds else 0.0)
-    cells = len({s.lane for s in work}) or 1
-    updates = [u for u in updates if u.update >= warm]
-    result = predict_run(config, updates, costs, cells=cells)
+    folder = open_folder(run)
+    taken = [row.update for row in read_rows(folder.metrics)]
+    warm = taken[min(WARM_UP, len(taken) - 1)] if taken else 0
+    recorded = read_recorded_run(folder, trace=lambda row: row.update >= warm, cost=lambda row: row.update >= warm)
+    result = predict_run(recorded.config, recorded.updates, recorded.costs, cells=recorded.cells)
     table = Table("schedule", "step wall s (median)", "speed-up over sync", title=f"{run.name}: simulated")
     for schedule, speedup in result.speedup_vs_sync.items():
         walls = sorted(s.step_wall_s for s in result.steps if s.schedule == schedule)
@@ -79,64 +59,10 @@ def predict(run: tyro.conf.Positional[Path], json: Path | None = None, figure: P
     if json:
         report.write_json(result, json)
     if figure:
-        last = updates[-1].trace
-        results = [replay(dataclasses.replace(config, schedule=s), last, costs, cells) for s in result.speedup_vs_sync]
+        last, config = recorded.updates[-1].trace, recorded.config
+        under = [dataclasses.replace(config, schedule=schedule) for schedule in result.speedup_vs_sync]
+        results = [replay(config, last, recorded.costs, recorded.cells) for config in under]
         report.draw_timeline(last, results, figure)
-
-
-def recorded_updates(folder: RunFolder, spans: list[Span]) -> Iterator[RecordedUpdate]:
-    """The updates of a run whose trajectories and spans were kept."""
-    starts = {s.update: s.start_s for s in spans if s.lane == "update" and s.name == "rollout"}
-    for row in read_rows(folder.metrics):
-        path = folder.trajectories_of(row.update)
-        if row.update in starts and path.is_file():
-            attempts = tuple(attempt_trace(r, starts[row.update]) for r in read_trajectories(path))
-            yield RecordedUpdate(
-                update=row.update,
-                schedule=row.schedule,
-                trace=UpdateTrace(attempts=attempts, suffix_s=row.suffix_s),
-                step_wall_s=row.step_wall_s,
-            )
-
-
-def attempt_trace(record: TrajectoryRecord, start_s: float) -> AttemptTrace:
-    """Times of one recorded trajectory, from the start of its update."""
-    trajectory = record.trajectory
-    if trajectory is None:
-        at = max((t.completed_s for t in record.turns), default=start_s) - start_s
-        return AttemptTrace(group=record.id.group, index=record.id.index, turns=(), completed_s=at, lost_s=at)
-    end_s = trajectory.completed_s - start_s
-    rewarded_s = None if record.rewarded_s is None else max(record.rewarded_s - start_s, end_s)
-    return AttemptTrace(
-        group=record.id.group,
-        index=record.id.index,
-        turns=tuple(_turns(record, start_s, end_s)),
-        completed_s=end_s,
-        reward=record.reward,
-        rewarded_s=rewarded_s,
-        lost_s=end_s if record.lost else None,
-    )
-
-
-def _turns(record: TrajectoryRecord, start_s: float, end_s: float) -> Iterator[TurnTrace]:
-    assert record.trajectory is not None
-    times = {turn.turn: turn for turn in record.turns}
-    number = 0
-    for row_number, row in enumerate(record.trajectory.rows):
-        before = 0
-        for segment in row.segments:
-            if segment.role is not Role.ACTION:
-                before += len(segment.token_ids)
-                continue
-            known = times.get(number)
-            yield TurnTrace(
-                context_tokens=before,
-                action_tokens=len(segment.token_ids),
-                completed_s=min(known.completed_s - start_s, end_s) if known else end_s,
-                scored_s=known.scored_s - start_s if known and known.scored_s is not None else None,
-                row=row_number,
-            )
-            before, number = 0, number + 1
 
 
 def sweep(json: Path, figure: Path | None = None, seed: int = 0) -> None:

@@ -1,6 +1,7 @@
 """A schedule with what it releases, in one word: how a comparison names the things it compares.
 
     thundersync   thundersync/turn_forward   thundersync+content_ready   thundersync/turn_forward+content_ready
+    thundersync+no_verifier      a replay without the verifier's delay that the others have (`replay.verifier_s`)
 
 What a name leaves out is as the run's settings say. Called by the checks, the coordinator and tools.
 Refuses (ConfigError) a schedule, release or addition that does not exist.
@@ -18,7 +19,7 @@ from megathunder.errors import ConfigError
 
 SCHEDULES = typing.get_args(ScheduleName)
 RELEASES = typing.get_args(ReleaseName)
-CONTENT_READY = "content_ready"
+CONTENT_READY, NO_VERIFIER = ADDITIONS = ("content_ready", "no_verifier")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,31 +29,37 @@ class Variant:
     name: str
     schedule: ScheduleName
     release: ReleaseName | None = None
-    content_ready: bool = False
+    additions: frozenset[str] = frozenset()
 
     @classmethod
     def parse(cls, name: str) -> Variant:
         """The variant that `name` describes."""
-        head, plus, addition = name.partition("+")
+        head, *additions = name.split("+")
         schedule, slash, release = head.partition("/")
-        if schedule not in SCHEDULES or (slash and release not in RELEASES) or (plus and addition != CONTENT_READY):
+        if schedule not in SCHEDULES or (slash and release not in RELEASES) or not set(additions) <= set(ADDITIONS):
             raise ConfigError(
                 f"no schedule is called {name!r}",
-                expected=f"{', '.join(SCHEDULES)}; then perhaps /{', /'.join(RELEASES)}; then perhaps +{CONTENT_READY}",
+                expected=f"{', '.join(SCHEDULES)}; then perhaps /{', /'.join(RELEASES)}; +{', +'.join(ADDITIONS)}",
                 remedy="write it like thundersync/turn_forward or thundersync+content_ready",
             )
         return cls(
             name=name,
             schedule=typing.cast(ScheduleName, schedule),
             release=typing.cast(ReleaseName, release) if slash else None,
-            content_ready=bool(plus),
+            additions=frozenset(additions),
         )
+
+    @property
+    def without_verifier(self) -> bool:
+        return NO_VERIFIER in self.additions
 
     def apply(self, config: Config) -> Config:
         """`config` under this schedule and release."""
         streaming = dataclasses.replace(
             config.streaming,
             release=self.release or config.streaming.release,
-            content_ready=self.content_ready or config.streaming.content_ready,
+            content_ready=CONTENT_READY in self.additions or config.streaming.content_ready,
         )
-        return dataclasses.replace(config, schedule=self.schedule, streaming=streaming)
+        delay_s = 0.0 if self.without_verifier else config.replay.verifier_s
+        replay = dataclasses.replace(config.replay, verifier_s=delay_s)
+        return dataclasses.replace(config, schedule=self.schedule, streaming=streaming, replay=replay)

@@ -3,6 +3,9 @@
     plain run      update u: config.schedule, batch u
     comparison     schedules A, B; blocks of n:   A A B B | B B A A | ...    each round on the same n batches
 
+In a comparison a schedule that samples ahead does so to the end of its block, as it would for ever; what was sampled
+for a block of another schedule is thrown away.
+
 Rounds alternate their order, so that a drift of the machine falls on both schedules alike. Called by the coordinator.
 """
 
@@ -16,7 +19,7 @@ from megathunder.config.variant import Variant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """What update `update` does. `first` opens a block: nothing of it was sampled ahead."""
+    """What update `update` does. `first` opens a block: nothing sampled before belongs to it. `last` ends the run."""
 
     update: int
     variant: Variant
@@ -35,8 +38,8 @@ class Agenda:
         """The slot of `update`, 0-based."""
         run = self.config.run
         names, size = run.alternate, run.alternate_block
-        last = update + 1 >= run.updates
         if not names:
+            last = update + 1 >= run.updates
             own = Variant(name=self.config.schedule, schedule=self.config.schedule)
             return Slot(update=update, variant=own, batch=update, first=update == 0, last=last)
         block, within = divmod(update, size)
@@ -47,5 +50,5 @@ class Agenda:
             variant=Variant.parse(order[turn]),
             batch=round_ * size + within,
             first=within == 0,
-            last=last or within + 1 == size,
+            last=False,
         )

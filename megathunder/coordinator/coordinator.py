@@ -103,6 +103,10 @@ class Coordinator:
         ahead = slot.variant.schedule == "one_step_off"
         return ahead and not slot.last and not self.stopping.is_set()
 
+    def continues(self, update: int) -> bool:
+        """Whether `update` goes on under the schedule of the one before."""
+        return not self.parts.agenda.slot(update).first
+
     def start_rollouts(self, update: int) -> Rollouts:
         """Begin sampling an update's trajectories with the version the servers hold now."""
         slot = self.parts.agenda.slot(update)

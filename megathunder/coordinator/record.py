@@ -115,6 +115,10 @@ class UpdateRecord:
             wasted_tokens=report.wasted_tokens,
             success_heldout=heldout,
             host_memory_bytes=host_memory_bytes(),
+            idle_s=report.idle_s,
+            blocked_s=report.blocked_s,
+            open_groups_peak=report.peak_open_groups,
+            trajectories_lost=report.trajectories_lost,
         )
         return self._tally.row(clock, outcome)
 

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from megathunder import tracing
 from megathunder.config import Config
 from megathunder.config.replay import ReplayConfig
+from megathunder.coordinator.agenda import Agenda
 from megathunder.coordinator.rollouts import Rollouts
 from megathunder.errors import UserError
 from megathunder.metrics.folder import RunFolder
@@ -151,12 +152,12 @@ class ReplayedSupply:
     """The `Supply` of a replay. A replacement group is the next recorded one beyond those an update begins with."""
 
     def __init__(self, config: Config, recorded: Sequence[Recorded]) -> None:
-        self._settings, self._begins_with = config.replay, config.run.groups_per_update
+        self._config, self._agenda = config, Agenda(config)
         self._recorded = recorded
         self._given: dict[int, int] = {}
 
     def groups(self, batch: int) -> list[list[Task]]:
-        first = self._of(batch)[: self._begins_with]
+        first = self._of(batch)[: self._config.run.groups_per_update]
         self._given[batch] = len(first)
         return [[_placeholder(record) for record in group] for group in first]
 
@@ -170,9 +171,9 @@ class ReplayedSupply:
     async def collect(self, rollouts: Rollouts, first_group: int) -> None:
         """Emit the events of these groups at their times."""
         recorded = self._of(rollouts.batch)
-        seed = f"{self._settings.shuffle_seed}/{rollouts.update}"
-        shuffle = random.Random(seed) if self._settings.shuffle_seed else None
-        every = timings(recorded, self._settings, shuffle)
+        settings = self._agenda.slot(rollouts.update).variant.apply(self._config).replay
+        shuffle = random.Random(f"{settings.shuffle_seed}/{rollouts.update}") if settings.shuffle_seed else None
+        every = timings(recorded, settings, shuffle)
         events: list[Event] = []
         for b in range(first_group, len(rollouts.groups)):
             for i, record in enumerate(recorded[b]):

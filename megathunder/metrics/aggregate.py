@@ -135,6 +135,11 @@ class Outcome:
     success_heldout: float | None = None
     host_memory_bytes: int = 0
     gpu: GpuUse | None = None
+    idle_s: float | None = None
+    """Sum over cells, as `blocked_s`."""
+    blocked_s: float | None = None
+    open_groups_peak: int | None = None
+    trajectories_lost: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -258,6 +263,10 @@ class UpdateTally:
             host_memory_bytes=outcome.host_memory_bytes,
             gpu_memory_bytes=outcome.gpu.memory_bytes if outcome.gpu else None,
             gpu_utilisation=outcome.gpu.utilisation if outcome.gpu else None,
+            learner_idle_s=None if outcome.idle_s is None else outcome.idle_s / self.cells,
+            learner_blocked_s=None if outcome.blocked_s is None else outcome.blocked_s / self.cells,
+            open_groups_peak=outcome.open_groups_peak,
+            trajectories_lost=outcome.trajectories_lost,
         )
 
 

@@ -1,7 +1,10 @@
 """Schedules compared on the same work, from the rows and gradients of one run that alternated them in blocks.
 
     measured          updates of a block after its warm-up
-    speed-up          per round: step walls of sync by step walls of the schedule, on the same batches
+    speed-up          per round: step walls of sync by step walls of the schedule, on the same batches; a schedule that
+                      samples ahead overlaps its steps, so there a step is from one acknowledgement to the next
+    predicted         the same, simulated from the recorded updates of sync (given by the tool)
+    verifier hidden   1 - (T - T0) / verifier_s, T0 the wall of the variant without the verifier
     gradient diff     per batch: max |g - g_sync| by max |g_sync|, of the worst kind of parameter, before the clip
 
 Called by tools/compare.py. Refuses a run in which a schedule has no measured update.
@@ -11,10 +14,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from megathunder.config.variant import Variant
 from megathunder.errors import UserError
 from megathunder.metrics.differences import differences
 from megathunder.metrics.folder import RunFolder
@@ -24,6 +28,9 @@ TIMES = ("step_wall_s", "rollout_s", "tail_s", "suffix_s", "learner_busy_share")
 OTHERS = (
     "active_mfu",
     "wasted_share",
+    "learner_idle_s",
+    "learner_blocked_s",
+    "open_groups_peak",
     "accumulator_bytes_peak",
     "host_memory_bytes",
     "policy_lag_max",
@@ -37,23 +44,58 @@ BASE = "sync"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Measured rows by schedule, in the order of their batches; `differences` against the base schedule's gradient."""
+    """Measured rows by schedule, in the order of their batches; `walls` their steps, s; `differences` against the base
+    schedule's gradient; `predicted` simulated speed-ups over the base, where there are any."""
 
     measured: dict[str, list[MetricsRow]]
+    walls: dict[str, list[float]]
     differences: dict[str, float]
     base: str
     warmup: int
+    verifier_s: float = 0.0
+    predicted: dict[str, float] = field(default_factory=dict)
 
     def speedups(self, schedule: str) -> list[float]:
         """Step wall of the base by that of `schedule`, one a measured update."""
-        pairs = zip(self.measured[self.base], self.measured[schedule])
-        return [base.step_wall_s / row.step_wall_s for base, row in pairs]
+        return [base / own for base, own in zip(self.walls[self.base], self.walls[schedule])]
+
+    def speedup(self, schedule: str) -> float:
+        """Their median."""
+        return statistics.median(self.speedups(schedule))
+
+    @property
+    def prediction_errors(self) -> dict[str, float]:
+        """|predicted - measured| / measured speed-up."""
+        return {n: abs(p - self.speedup(n)) / self.speedup(n) for n, p in self.predicted.items() if n != self.base}
+
+    @property
+    def tail_ratios(self) -> dict[str, list[float]]:
+        """Tail of each schedule by that of the base, one a measured update."""
+        base = self.measured[self.base]
+        return {
+            name: [own.tail_s / other.tail_s for own, other in zip(rows, base) if other.tail_s]
+            for name, rows in self.measured.items()
+            if name != self.base
+        }
+
+    @property
+    def verifier_hidden(self) -> dict[str, list[float]]:
+        """Share of the verifier's delay that does not lengthen the step; needs a variant without the verifier."""
+        plain = next((n for n in self.walls if Variant.parse(n).without_verifier), None)
+        if plain is None or not self.verifier_s:
+            return {}
+        return {
+            name: [1.0 - (own - free) / self.verifier_s for own, free in zip(walls, self.walls[plain])]
+            for name, walls in self.walls.items()
+            if name != plain
+        }
 
     def as_table(self) -> dict[str, object]:
         """Everything, as JSON: medians and all runs."""
         schedules = {}
         for name, rows in self.measured.items():
             entry: dict[str, object] = {field: summary([getattr(r, field) for r in rows]) for field in TIMES + OTHERS}
+            entry["step_wall_s"] = summary(self.walls[name])
             entry["policy_lag_max"] = max(row.policy_lag_max for row in rows)
             entry["tail_share"] = summary([row.tail_s / row.step_wall_s for row in rows])
             entry["update_max_rel_diff_vs_sync"] = self.differences.get(name)
@@ -61,12 +103,19 @@ class Comparison:
         speedups = {name: summary(self.speedups(name)) for name in self.measured if name != self.base}
         return {
             "schedules": schedules,
-            f"speedup_vs_{BASE}" if self.base == BASE else f"speedup_vs_{self.base}": speedups,
+            "base": self.base,
+            f"speedup_vs_{self.base}": speedups,
+            f"predicted_speedup_vs_{self.base}": self.predicted,
+            "prediction_error": self.prediction_errors,
+            f"tail_ratio_vs_{self.base}": {name: summary(values) for name, values in self.tail_ratios.items()},
+            "verifier_s": self.verifier_s,
+            "verifier_hidden": {name: summary(values) for name, values in self.verifier_hidden.items()},
             "warmup_updates_a_block": self.warmup,
         }
 
     def rows(self) -> list[list[str]]:
-        """Cells of the table: schedule, step, speed-up, rollout, tail, suffix, busy, lag, gradient difference."""
+        """Cells of the table: schedule, step, speed-up, predicted, rollout, tail, suffix, busy, lag, gradient
+        difference."""
         lines = []
         for name, rows in self.measured.items():
             median = {field: statistics.median(getattr(row, field) for row in rows) for field in TIMES}
@@ -74,8 +123,9 @@ class Comparison:
             lines.append(
                 [
                     name,
-                    f"{median['step_wall_s']:.2f}",
-                    f"{statistics.median(self.speedups(name)):.3f}",
+                    f"{statistics.median(self.walls[name]):.2f}",
+                    f"{self.speedup(name):.3f}",
+                    f"{self.predicted[name]:.3f}" if name in self.predicted else "-",
                     f"{median['rollout_s']:.2f}",
                     f"{median['tail_s']:.3f}",
                     f"{median['suffix_s']:.3f}",
@@ -87,6 +137,17 @@ class Comparison:
         return lines
 
 
+    def remarks(self) -> Iterator[str]:
+        """What the table has no column for."""
+        for name, error in self.prediction_errors.items():
+            yield f"{name}: measured speed-up differs from the predicted one by {error:.1%}"
+        for name, ratios in self.tail_ratios.items():
+            if ratios:
+                yield f"{name}: tail {statistics.median(ratios):.3f} of that of {self.base}"
+        for name, shares in self.verifier_hidden.items():
+            yield f"{name}: hides {statistics.median(shares):.0%} of a verifier of {self.verifier_s:g} s"
+
+
 def summary(values: Sequence[float | None]) -> dict[str, object]:
     """Median and all values; None where nothing was measured."""
     known = [value for value in values if value is not None and not math.isnan(value)]
@@ -95,7 +156,8 @@ def summary(values: Sequence[float | None]) -> dict[str, object]:
 
 def compare(folder: RunFolder, schedules: Sequence[str], *, warmup: int, block: int) -> Comparison:
     """Read what a comparison run wrote."""
-    rows = [row for row in read_rows(folder.metrics) if row.update % block >= warmup]
+    every = read_rows(folder.metrics)
+    rows = [row for row in every if row.update % block >= warmup]
     measured = {name: [row for row in rows if row.schedule == name] for name in schedules}
     empty = [name for name, found in measured.items() if not found]
     if empty:
@@ -105,9 +167,23 @@ def compare(folder: RunFolder, schedules: Sequence[str], *, warmup: int, block: 
             remedy="run tools/compare.py again; its output says why the run ended early",
         )
     base = BASE if BASE in measured else schedules[0]
+    ended = {row.update: row.since_start_s for row in every}
     files = {name: [_gradient(folder, row.update) for row in found] for name, found in measured.items()}
-    differences = {name: _largest(files[base], files[name]) for name in schedules if all(files[base] + files[name])}
-    return Comparison(measured=measured, differences=differences, base=base, warmup=warmup)
+    return Comparison(
+        measured=measured,
+        walls={name: [_wall(row, ended) for row in found] for name, found in measured.items()},
+        differences={name: _largest(files[base], files[name]) for name in schedules if all(files[base] + files[name])},
+        base=base,
+        warmup=warmup,
+        verifier_s=folder.read_config().replay.verifier_s,
+    )
+
+
+def _wall(row: MetricsRow, ended: dict[int, float]) -> float:
+    """Seconds of a step; from the end of the one before where steps overlap."""
+    if Variant.parse(row.schedule).schedule == "one_step_off" and row.update - 1 in ended:
+        return row.since_start_s - ended[row.update - 1]
+    return row.step_wall_s
 
 
 def _gradient(folder: RunFolder, update: int) -> Path | None:

@@ -38,11 +38,14 @@ COLUMNS = {
     "tail_s": "tail s",
     "suffix_s": "suffix s",
     "learner_busy_share": "busy",
+    "learner_idle_s": "idle s",
+    "learner_blocked_s": "blocked s",
     "policy_lag_max": "lag",
     "engine_learner_logprob_diff_max": "mismatch",
     "contributions_applied": "applied",
     "contributions_dropped": "dropped",
     "groups_degenerate": "equal groups",
+    "wasted_share": "wasted",
     "trained_tokens": "trained tokens",
     "grad_norm": "grad norm",
     "loss": "loss",
@@ -132,7 +135,7 @@ def _cell(name: str, value: object) -> str:
     if isinstance(value, float):
         if name == "engine_learner_logprob_diff_max":
             return f"{value:.1e}"
-        return f"{value:.1%}" if name in ("learner_busy_share", "active_mfu") else f"{value:.3f}"
+        return f"{value:.1%}" if name in ("learner_busy_share", "active_mfu", "wasted_share") else f"{value:.3f}"
     return f"{value:,}" if isinstance(value, int) else html.escape(str(value))
 
 

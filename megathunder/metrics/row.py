@@ -89,6 +89,14 @@ class MetricsRow(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_bytes: Annotated[int | None, _is("Memory in use on this host's fullest GPU; None: no GPU.")] = None
     gpu_utilisation: Annotated[float | None, _is("Mean share of time in which this host's GPUs ran kernels.")] = None
 
+    # admission; None: written before these were kept
+    learner_idle_s: Annotated[float | None, _is("Seconds a cell had no runnable work; mean over cells.")] = None
+    learner_blocked_s: Annotated[
+        float | None, _is("Seconds ready work waited for a free accumulator while the cell idled; mean over cells.")
+    ] = None
+    open_groups_peak: Annotated[int | None, _is("Most groups with unknown coefficients one cell held at once.")] = None
+    trajectories_lost: Annotated[int | None, _is("Trajectories the machinery failed.")] = None
+
 
 def definitions() -> dict[str, str]:
     """Field -> what it is, in the order of the row."""

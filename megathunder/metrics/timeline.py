@@ -10,7 +10,7 @@ Drawn from `events.jsonl`; called by `report.py`. Needs at least one span in the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +64,32 @@ def draw_timeline(spans: Sequence[Span], path: Path, *, updates: int = 4, title:
         _draw_phases(axes, window)
         _draw_between(axes, window)
         _finish(axes, window, title, kinds={span.name for span in inside})
+        figure.savefig(path, format="png")
+    return True
+
+
+def draw_schedules(spans: Sequence[Span], updates: Mapping[str, int], path: Path) -> bool:
+    """A panel for each schedule, all on one axis of seconds: the update that `updates` names for it; False without."""
+    windows = {}
+    for name, update in updates.items():
+        mine = [span for span in spans if span.lane != UPDATE_LANE or span.update == update]
+        if (window := last_updates(mine, 1)) is not None:
+            windows[name] = window
+    if not windows:
+        return False
+    longest = max(window.end_s - window.start_s for window in windows.values())
+    with style.house_style():
+        figure = Figure(figsize=(12, 0.9 + 2.4 * len(windows)), dpi=150, layout="constrained")
+        for axes, (name, window) in zip(figure.subplots(len(windows), squeeze=False)[:, 0], windows.items()):
+            inside = [span for span in spans if span.end_s > window.start_s and span.start_s < window.end_s]
+            _draw_rollouts(axes, inside, window)
+            _draw_learner(axes, inside, window)
+            _draw_phases(axes, window)
+            last = name == [*windows][-1]
+            title = f"{name}: {window.end_s - window.start_s:.2f} s"
+            _finish(axes, window, title, kinds={span.name for span in inside}, legend=last)
+            axes.set_xlim(0, longest)
+            axes.set_xlabel("seconds" if last else "")
         figure.savefig(path, format="png")
     return True
 
@@ -159,7 +185,7 @@ def _draw_between(axes: Axes, window: Window) -> None:
             axes.text(left, 1.025, " between updates", fontsize=8, color=style.FAINT)
 
 
-def _finish(axes: Axes, window: Window, title: str, kinds: set[str]) -> None:
+def _finish(axes: Axes, window: Window, title: str, kinds: set[str], *, legend: bool = True) -> None:
     axes.axhline(0, color=style.INK, linewidth=1.2)
     axes.set_xlim(0, window.end_s - window.start_s)
     axes.set_ylim(-DEPTH - 0.02, 1.1)
@@ -168,6 +194,8 @@ def _finish(axes: Axes, window: Window, title: str, kinds: set[str]) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.set_xlabel("seconds")
     axes.set_title(title, pad=10)
+    if not legend:
+        return
     named = {
         "turn": style.ROLLOUT,
         "waiting for a tool": style.ROLLOUT_LIGHT,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from megathunder.config.root import Config
+from megathunder.config.variant import Variant
 from megathunder.simulator.costs import CostModel
 from megathunder.simulator.replay import ReplayResult, replay
 from megathunder.simulator.traces import UpdateTrace
@@ -62,12 +63,12 @@ def predict(
     cells: int = 1,
     schedules: Sequence[str] = SCHEDULES,
 ) -> Prediction:
-    """Replay `updates` under `schedules`."""
+    """Replay `updates` under `schedules` (names as in config/variant.py)."""
     steps = []
     for recorded in updates:
         for schedule in schedules:
-            result = replay(replace(config, schedule=schedule), recorded.trace, costs, cells)
-            steps.append(_step(recorded, result))
+            result = replay(Variant.parse(schedule).apply(config), recorded.trace, costs, cells)
+            steps.append(_step(recorded, schedule, result))
     medians = {s: statistics.median(x.step_wall_s for x in steps if x.schedule == s) for s in schedules}
     errors = [abs(s.step_wall_s - s.measured_s) / s.measured_s for s in steps if s.measured_s]
     return Prediction(
@@ -78,15 +79,15 @@ def predict(
     )
 
 
-def _step(recorded: RecordedUpdate, result: ReplayResult) -> PredictedStep:
+def _step(recorded: RecordedUpdate, schedule: str, result: ReplayResult) -> PredictedStep:
     return PredictedStep(
         update=recorded.update,
-        schedule=result.schedule,
+        schedule=schedule,
         step_wall_s=result.step_wall_s,
         rollout_s=result.rollout_s,
         tail_s=result.tail_s,
         suffix_s=result.suffix_s,
         learner_s=result.learner_s,
         wasted_share=result.report.wasted_share,
-        measured_s=recorded.step_wall_s if recorded.schedule == result.schedule else None,
+        measured_s=recorded.step_wall_s if recorded.schedule == schedule else None,
     )

@@ -59,8 +59,9 @@ def trajectory_events(
 
 
 def write_update(folder: RunFolder, update: int, *, groups: int, size: int, seed: int = 0, **more: object) -> None:
-    """One recorded update; rewards alternate, so that every group holds both values. `lost` names (group, index)."""
-    lost = more.pop("lost", ())
+    """One recorded update; rewards alternate, so that every group holds both values, but for the groups in `equal`.
+    `lost` names (group, index)."""
+    lost, equal = more.pop("lost", ()), more.pop("equal", ())
     rng, writer = random.Random(f"{seed}/{update}"), TrajectoryWriter(folder, lambda ids: "")
     for b in range(groups):
         for i in range(size):
@@ -68,7 +69,8 @@ def write_update(folder: RunFolder, update: int, *, groups: int, size: int, seed
             if (b, i) in lost:  # type: ignore[operator]
                 writer.note(TrajectoryLost(id=identity, reason="the server died", at_s=START_S + 0.2))
                 continue
-            for event in trajectory_events(rng, identity, reward=float((b + i) % 2), **more):  # type: ignore[arg-type]
+            reward = 1.0 if b in equal else float((b + i) % 2)  # type: ignore[operator]
+            for event in trajectory_events(rng, identity, reward=reward, **more):  # type: ignore[arg-type]
                 writer.note(event)
     writer.end_update(update)
 

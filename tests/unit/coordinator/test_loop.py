@@ -1,0 +1,128 @@
+"""The loop on recorded trajectories and a learner that only answers: what is drawn, sampled ahead and thrown away."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from megathunder.config import Config
+from megathunder.config.replay import ReplayConfig
+from megathunder.coordinator.agenda import Agenda
+from megathunder.coordinator.assembly import Parts
+from megathunder.coordinator.coordinator import Coordinator
+from megathunder.coordinator.replay import ReplayedSupply, read_recorded
+from megathunder.coordinator.supply import NoServers
+from megathunder.loop import train
+from megathunder.metrics.folder import RunFolder
+from megathunder.metrics.row import MetricsRow
+from megathunder.types import Differentiate, Done, TakeStep, WorkStats
+from tests.unit.coordinator.recordings import write_update
+
+
+class AnsweringLearner:
+    """Two cells that are done at once with whatever they are given."""
+
+    cells = ranks = 2
+    free_cells = (0, 1)
+
+    def __init__(self) -> None:
+        self.commands: list[object] = []
+
+    def direct_to(self, inbox: asyncio.Queue) -> None:
+        self.inbox = inbox
+
+    def _done(self, command: object, cell: int, stats: WorkStats) -> Done:
+        self.commands.append(command)
+        now = time.monotonic()
+        return Done(item=command.item, cell=cell, started_s=now, ended_s=now, stats=stats)  # type: ignore[attr-defined]
+
+    async def submit(self, cell: int, command: object) -> None:
+        tokens = sum(len(r.token_ids) for r in command.rows) if isinstance(command, Differentiate) else 0
+        self.inbox.put_nowait(self._done(command, cell, WorkStats(tokens=tokens)))
+
+    async def everywhere(self, make: object, timeout_s: float) -> tuple[object, list[Done]]:
+        command = make(1 << 40)  # type: ignore[operator]
+        stats = WorkStats(stepped=not command.skip)
+        return command, [self._done(command, cell, stats) for cell in range(self.cells)]
+
+
+def run(recording: Path, settings: Config) -> tuple[list[MetricsRow], AnsweringLearner]:
+    """The rows of a replay of `recording`, and what the learner was told."""
+    rows: list[MetricsRow] = []
+    learner = AnsweringLearner()
+    config = dataclasses.replace(settings, replay=ReplayConfig(run=str(recording), speed=50.0))
+    monitor = SimpleNamespace(note=lambda event: None, show=lambda progress: None, row=rows.append)
+    parts = Parts(
+        config=config,
+        agenda=Agenda(config),
+        monitor=monitor,  # type: ignore[arg-type]
+        supply=ReplayedSupply(config, read_recorded(recording)),
+        servers=NoServers(),
+        learner=learner,  # type: ignore[arg-type]
+        shape=None,  # type: ignore[arg-type]
+        peak_flops=0.0,
+    )
+    asyncio.run(train(Coordinator(config=config, parts=parts)))
+    return rows, learner
+
+
+def settings(schedule: str = "thundersync", **sections: dict[str, object]) -> Config:
+    base = {"run": {"groups_per_update": 3, "group_size": 4, "updates": 1, "evaluate_every": 0}}
+    config = dataclasses.replace(Config(), schedule=schedule)
+    for name in {**base, **sections}:
+        values = {**base.get(name, {}), **sections.get(name, {})}
+        config = dataclasses.replace(config, **{name: dataclasses.replace(getattr(config, name), **values)})
+    return config
+
+
+def recorded(path: Path, groups: int, equal: tuple[int, ...] = ()) -> Path:
+    write_update(RunFolder(path), 0, groups=groups, size=4, equal=equal)
+    return path
+
+
+def test_a_group_of_equal_rewards_is_replaced_as_often_as_the_limit_lets(tmp_path: Path) -> None:
+    recording = recorded(tmp_path, groups=6, equal=(1, 3))
+    for limit, applied, replaced in ((0, 8, 4), (1, 8, 8), (2, 12, 8), (9, 12, 8)):
+        grpo = {"dynamic_sampling": limit > 0, "max_replacements": limit}
+        (row,), _ = run(recording, settings(grpo=grpo))
+        assert row.contributions_applied == applied, limit
+        assert row.contributions_dropped == replaced, "group 1, then its replacement 3, are dropped"
+        assert row.trajectories == applied + replaced
+
+
+def test_an_update_goes_on_when_no_task_is_left_to_draw(tmp_path: Path) -> None:
+    recording = recorded(tmp_path, groups=3, equal=(0,))
+    (row,), _ = run(recording, settings(grpo={"dynamic_sampling": True, "max_replacements": 5}))
+    assert (row.contributions_applied, row.contributions_dropped) == (8, 4)
+
+
+def test_every_schedule_takes_every_update_of_a_replay(tmp_path: Path) -> None:
+    recording = recorded(tmp_path, groups=3)
+    for schedule in ("sync", "periodic_async", "thundersync", "one_step_off"):
+        rows, _ = run(recording, settings(schedule, run={"updates": 3}))
+        assert [row.contributions_applied for row in rows] == [12, 12, 12]
+        assert [row.policy_lag_max for row in rows] == ([0, 1, 1] if schedule == "one_step_off" else [0, 0, 0])
+        assert all(row.learner_idle_s is not None and row.open_groups_peak is not None for row in rows)
+
+
+def test_what_was_sampled_ahead_for_another_schedule_is_thrown_away(tmp_path: Path) -> None:
+    recording = recorded(tmp_path, groups=3)
+    names = ("one_step_off", "thundersync/turn_forward", "thundersync")
+    rows, learner = run(recording, settings(run={"updates": 6, "alternate": names, "alternate_block": 2}))
+    assert [(row.schedule, row.policy_lag_max) for row in rows] == [
+        ("one_step_off", 0),
+        ("one_step_off", 1),
+        ("thundersync/turn_forward", 0),
+        ("thundersync/turn_forward", 0),
+        ("thundersync", 0),
+        ("thundersync", 0),
+    ]
+    assert all(row.contributions_applied == 12 for row in rows)
+    work = [c for c in learner.commands if isinstance(c, Differentiate)]
+    assert {(c.update, c.release) for c in work} == {
+        (u, "turn_forward" if u in (2, 3) else "trajectory") for u in range(6)
+    }
+    assert sum(isinstance(c, TakeStep) for c in learner.commands) == 6 * learner.cells
