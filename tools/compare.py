@@ -137,7 +137,8 @@ def comparison_config(arguments: Arguments, names: tuple[str, ...]) -> Config:
         alternate_block=block,
         record_gradients=True,
     )
-    return dataclasses.replace(config, run=run, metrics=dataclasses.replace(config.metrics, report_every=0))
+    metrics = dataclasses.replace(config.metrics, report=False, report_every=0)
+    return dataclasses.replace(config, run=run, metrics=metrics)
 
 
 def with_prediction(comparison: Comparison, folder: RunFolder) -> Comparison:
@@ -166,6 +167,7 @@ def show(comparison: Comparison) -> None:
     for row in comparison.rows():
         table.add_row(*row)
     console = Console(highlight=False)
+    console.width = max(console.width, 120)  # a file has no width of its own
     console.print(table)
     for line in comparison.remarks():
         console.print(line)

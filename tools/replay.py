@@ -37,6 +37,7 @@ from megathunder.metrics.folder import RunFolder
 from megathunder.metrics.row import MetricsRow, read_rows
 
 console = Console(highlight=False)
+console.width = max(console.width, 120)  # a file has no width of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,10 @@ class MetricsConfig:
     """Write every trajectory (tokens, log-probabilities, text, reward, times), so that the run can be replayed."""
     events: bool = True
     """Write the spans of rollout and learner that the timeline is drawn from."""
+    report: bool = True
+    """Build `report.html` and `timeline.png` when the run ends."""
     report_every: int = 0
-    """Rebuild `report.html` and `timeline.png` every n updates; 0: only at the end."""
+    """Rebuild `report.html` and `timeline.png` every n updates as well; 0: only at the end."""
     timeline_updates: int = 4
     """Updates the timeline shows, the newest last."""
     peak_flops: float = 0.0

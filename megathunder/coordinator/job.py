@@ -54,7 +54,7 @@ def replay_config(run: Path, replay: ReplayConfig, **changes: object) -> Config:
     plain = dataclasses.replace(
         config.run, alternate=(), record_gradients=False, evaluate_every=0, resume=False, overwrite=True, **changes
     )
-    metrics = dataclasses.replace(config.metrics, wandb="off", report_every=0)
+    metrics = dataclasses.replace(config.metrics, wandb="off", report=False, report_every=0)
     return dataclasses.replace(
         config,
         run=plain,

@@ -30,7 +30,7 @@ class Monitor:
     ) -> None:
         self.folder = folder
         self._console, self._sinks, self._writer = console, sinks, writer
-        self._report_every = config.metrics.report_every
+        self._at_end, self._report_every = config.metrics.report, config.metrics.report_every
         self._recorder = tracing.Recorder(folder.events) if config.metrics.events else None
         self._report: subprocess.Popen[bytes] | None = None
         if self._recorder:
@@ -66,7 +66,7 @@ class Monitor:
         if self._recorder:
             tracing.install(None)
             self._recorder.close()
-        if self.folder.metrics.stat().st_size:
+        if self._at_end and self.folder.metrics.stat().st_size:
             self._rebuild_report(wait=True)
 
     def _rebuild_report(self, *, wait: bool) -> None:

@@ -53,7 +53,8 @@ class Plan:
     @property
     def host_bytes(self) -> int:
         """Everything, on one host without a GPU."""
-        servers = 0 if self.config.rollout.urls else self.config.rollout.servers
+        elsewhere = self.config.rollout.urls or self.config.replay.run
+        servers = 0 if elsewhere else self.config.rollout.servers
         return self.memory.device * self.ranks + self.memory.server * servers
 
     @property
@@ -149,8 +150,10 @@ def _processes(plan: Plan) -> str:
     config = plan.config
     started = "already running" if config.rollout.urls else "started here"
     teacher = " + 1 teacher" if config.objective == "opd" and not config.opd.teacher_urls else ""
-    text = f"{plan.ranks} learner rank(s) in {plan.cells} cell(s), 1 coordinator, {plan.servers} server(s) {started}"
-    text += f"{teacher}, at most {config.sandbox.max_running} commands at once"
+    text = f"{plan.ranks} learner rank(s) in {plan.cells} cell(s), 1 coordinator"
+    if config.replay.run:
+        return f"{text}, no server: the trajectories of {config.replay.run}"
+    text += f", {plan.servers} server(s) {started}{teacher}, at most {config.sandbox.max_running} commands at once"
     if not plan.on_gpu:
         return text
     serving = (plan.servers + bool(teacher)) * config.rollout.gpus_per_server

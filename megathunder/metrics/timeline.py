@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -63,20 +63,28 @@ def draw_timeline(spans: Sequence[Span], path: Path, *, updates: int = 4, title:
         _draw_learner(axes, inside, window)
         _draw_phases(axes, window)
         _draw_between(axes, window)
-        _finish(axes, window, title, kinds={span.name for span in inside})
+        _finish(axes, window, title)
+        axes.legend(
+            handles=_legend({span.name for span in inside}), loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=9,
+            frameon=False, fontsize=8, handlelength=1.2, columnspacing=1.4,
+        )  # fmt: skip
         figure.savefig(path, format="png")
     return True
 
 
 def draw_schedules(spans: Sequence[Span], updates: Mapping[str, int], path: Path) -> bool:
-    """A panel for each schedule, all on one axis of seconds: the update that `updates` names for it; False without."""
+    """A panel for each schedule, all on one axis of seconds: the update that `updates` names for it; False without.
+
+    Where updates overlap, the panel begins with the end of the update before."""
+    ends = {span.update: span.end_s for span in spans if span.lane == UPDATE_LANE and span.name == "suffix"}
     windows = {}
     for name, update in updates.items():
         mine = [span for span in spans if span.lane != UPDATE_LANE or span.update == update]
         if (window := last_updates(mine, 1)) is not None:
-            windows[name] = window
+            windows[name] = replace(window, start_s=max(window.start_s, ends.get(update - 1, 0.0)))
     if not windows:
         return False
+    kinds = {span.name for span in spans}
     longest = max(window.end_s - window.start_s for window in windows.values())
     with style.house_style():
         figure = Figure(figsize=(12, 0.9 + 2.4 * len(windows)), dpi=150, layout="constrained")
@@ -86,10 +94,10 @@ def draw_schedules(spans: Sequence[Span], updates: Mapping[str, int], path: Path
             _draw_learner(axes, inside, window)
             _draw_phases(axes, window)
             last = name == [*windows][-1]
-            title = f"{name}: {window.end_s - window.start_s:.2f} s"
-            _finish(axes, window, title, kinds={span.name for span in inside}, legend=last)
+            _finish(axes, window, f"{name}: {window.end_s - window.start_s:.2f} s")
             axes.set_xlim(0, longest)
             axes.set_xlabel("seconds" if last else "")
+        figure.legend(handles=_legend(kinds), loc="outside lower center", ncols=9, frameon=False, fontsize=8)
         figure.savefig(path, format="png")
     return True
 
@@ -166,7 +174,10 @@ def _draw_phases(axes: Axes, window: Window) -> None:
     """Where each update starts, where its last reward came, and how long the learner went on after it."""
     for span in window.phases:
         left, right = span.start_s - window.start_s, span.end_s - window.start_s
+        if right < 0 or (left < 0 and span.name == "tail"):
+            continue
         if span.name == "rollout":
+            left = max(left, 0.0)
             axes.axvline(left, color=style.INK, linewidth=0.9)
             axes.text(left, 1.025, f" update {span.update}", fontsize=8, fontweight="bold")
         elif span.name == "tail":
@@ -185,7 +196,7 @@ def _draw_between(axes: Axes, window: Window) -> None:
             axes.text(left, 1.025, " between updates", fontsize=8, color=style.FAINT)
 
 
-def _finish(axes: Axes, window: Window, title: str, kinds: set[str], *, legend: bool = True) -> None:
+def _finish(axes: Axes, window: Window, title: str) -> None:
     axes.axhline(0, color=style.INK, linewidth=1.2)
     axes.set_xlim(0, window.end_s - window.start_s)
     axes.set_ylim(-DEPTH - 0.02, 1.1)
@@ -194,8 +205,10 @@ def _finish(axes: Axes, window: Window, title: str, kinds: set[str], *, legend: 
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.set_xlabel("seconds")
     axes.set_title(title, pad=10)
-    if not legend:
-        return
+
+
+def _legend(kinds: set[str]) -> list[Patch]:
+    """What the colours mean; verifier and teacher only where spans of these `kinds` are drawn."""
     named = {
         "turn": style.ROLLOUT,
         "waiting for a tool": style.ROLLOUT_LIGHT,
@@ -207,8 +220,4 @@ def _finish(axes: Axes, window: Window, title: str, kinds: set[str], *, legend: 
         "publication": style.SUFFIX,
     }
     handles = [Patch(facecolor=colour, label=name) for name, colour in named.items()]
-    handles.append(Patch(facecolor="white", edgecolor=style.FAINT, hatch="////", linewidth=0, label="idle"))
-    axes.legend(
-        handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=9, frameon=False, fontsize=8,
-        handlelength=1.2, columnspacing=1.4,
-    )  # fmt: skip
+    return [*handles, Patch(facecolor="white", edgecolor=style.FAINT, hatch="////", linewidth=0, label="idle")]

@@ -1,0 +1,95 @@
+"""What a comparison concludes from the rows of a run that alternated schedules."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy
+import pytest
+from PIL import Image
+from safetensors.numpy import save_file
+
+from megathunder.config import Config
+from megathunder.config.replay import ReplayConfig
+from megathunder.coordinator.agenda import Agenda
+from megathunder.errors import UserError
+from megathunder.metrics.comparison import compare
+from megathunder.metrics.folder import RunFolder, start_run
+from megathunder.metrics.sinks import JsonlSink
+from megathunder.metrics.spans import read_spans
+from megathunder.metrics.timeline import draw_schedules
+from tests.unit.metrics.made_run import made_row, made_run
+
+SECONDS = {"sync": 4.0, "thundersync": 2.0, "one_step_off": 9.0, "thundersync+no_verifier": 1.8}
+
+
+def comparison_run(parent: Path, names: tuple[str, ...], rounds: int = 2, **replay: object) -> RunFolder:
+    """Blocks of two updates; every update of a schedule takes SECONDS, one_step_off ends 2.5 s after the one before."""
+    run = dataclasses.replace(
+        Config().run, folder=str(parent), alternate=names, updates=2 * rounds * len(names), overwrite=True
+    )
+    config = dataclasses.replace(Config(), run=run, replay=ReplayConfig(**replay))  # type: ignore[arg-type]
+    folder, agenda, now = start_run(config), Agenda(config), 0.0
+    sink = JsonlSink(folder.metrics)
+    for update in range(run.updates):
+        slot = agenda.slot(update)
+        name = slot.variant.name
+        now += 2.5 if name == "one_step_off" else SECONDS[name]
+        wall = SECONDS[name]
+        row = made_row(update, schedule=name, since_start_s=now, step_wall_s=wall, tail_s=wall / 10)
+        sink.row(row)
+        folder.tensors_of("gradients", update).parent.mkdir(exist_ok=True)
+        noise = 1e-7 if name == "thundersync" else 0.0
+        save_file({"w": numpy.array([1.0, 0.5 + noise])}, folder.tensors_of("gradients", update))
+    return folder
+
+
+def test_speedups_are_of_walls_and_overlapping_steps_count_from_end_to_end(tmp_path: Path) -> None:
+    names = ("sync", "thundersync", "one_step_off")
+    folder = comparison_run(tmp_path, names)
+    found = compare(folder, names, warmup=1, block=2)
+    assert found.speedup("thundersync") == pytest.approx(2.0)
+    assert found.speedup("one_step_off") == pytest.approx(4.0 / 2.5)
+    assert found.tail_ratios["thundersync"] == pytest.approx([0.5, 0.5])
+    assert found.differences == pytest.approx({"sync": 0.0, "thundersync": 1e-7, "one_step_off": 0.0})
+    table = found.as_table()
+    assert table["speedup_vs_sync"]["thundersync"]["runs"] == pytest.approx([2.0, 2.0])  # type: ignore[index]
+
+
+def test_the_prediction_error_is_relative_to_what_was_measured(tmp_path: Path) -> None:
+    names = ("sync", "thundersync")
+    found = compare(comparison_run(tmp_path, names), names, warmup=1, block=2)
+    found = dataclasses.replace(found, predicted={"sync": 1.0, "thundersync": 1.9})
+    assert found.prediction_errors == pytest.approx({"thundersync": 0.05})
+    assert found.as_table()["predicted_speedup_vs_sync"] == {"sync": 1.0, "thundersync": 1.9}
+
+
+def test_a_hidden_verifier_is_what_does_not_lengthen_the_step(tmp_path: Path) -> None:
+    names = ("thundersync+no_verifier", "thundersync", "sync")
+    found = compare(comparison_run(tmp_path, names, verifier_s=2.0), names, warmup=1, block=2)
+    assert found.verifier_hidden["thundersync"] == pytest.approx([0.9, 0.9])
+    assert found.verifier_hidden["sync"] == pytest.approx([-0.1, -0.1])
+
+
+def test_a_schedule_that_was_never_measured_is_named(tmp_path: Path) -> None:
+    folder = comparison_run(tmp_path, ("sync", "thundersync"))
+    with pytest.raises(UserError, match="no measured update of periodic_async"):
+        compare(folder, ("sync", "periodic_async"), warmup=1, block=2)
+
+
+def test_rounds_alternate_their_order_and_blocks_of_a_round_share_their_batches() -> None:
+    run = dataclasses.replace(Config().run, alternate=("sync", "thundersync"), alternate_block=2, updates=8)
+    slots = [Agenda(dataclasses.replace(Config(), run=run)).slot(update) for update in range(8)]
+    assert "".join(slot.variant.name[0] for slot in slots) == "ssttttss"
+    assert [slot.batch for slot in slots] == [0, 1, 0, 1, 2, 3, 2, 3]
+    assert [slot.first for slot in slots] == [True, False] * 4
+
+
+def test_all_schedules_are_drawn_in_one_figure(tmp_path: Path) -> None:
+    spans = read_spans(made_run(tmp_path, updates=3).events)
+    assert draw_schedules(spans, {"sync": 1, "thundersync": 2}, tmp_path / "two.png")
+    assert draw_schedules(spans, {"sync": 1}, tmp_path / "one.png")
+    two, one = (Image.open(tmp_path / name).size for name in ("two.png", "one.png"))
+    assert two[0] == one[0] and two[1] > 1.5 * one[1], "a panel each, below each other"
+    assert not draw_schedules(spans, {"sync": 99}, tmp_path / "none.png")
