@@ -13,6 +13,7 @@ from megathunder.config.replay import ReplayConfig
 from megathunder.coordinator.agenda import Agenda
 from megathunder.coordinator.assembly import Parts
 from megathunder.coordinator.coordinator import Coordinator
+from megathunder.coordinator.persistence import Persistence
 from megathunder.coordinator.replay import ReplayedSupply, read_recorded
 from megathunder.coordinator.supply import NoServers
 from megathunder.loop import train
@@ -60,6 +61,7 @@ def run(recording: Path, settings: Config) -> tuple[list[MetricsRow], AnsweringL
         agenda=Agenda(config),
         monitor=monitor,  # type: ignore[arg-type]
         supply=ReplayedSupply(config, read_recorded(recording)),
+        persistence=Persistence(config=config, folder=RunFolder(recording), learner=learner),  # type: ignore
         servers=NoServers(),
         learner=learner,  # type: ignore[arg-type]
         shape=None,  # type: ignore[arg-type]
