@@ -38,6 +38,7 @@ class Coordinator:
     version: int = 0
     update: int = 0
     started_s: float = field(default_factory=time.monotonic)
+    _acknowledged_s: float = 0.0
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _commands: dict[int, Command] = field(default_factory=dict)
     _records: dict[int, UpdateRecord] = field(default_factory=dict)
@@ -126,6 +127,7 @@ class Coordinator:
         """The ledger and queue of one update."""
         config = self.parts.agenda.slot(rollouts.update).variant.apply(self.config)
         self._records[rollouts.update].learnt_at(self.version)
+        self._records[rollouts.update].follows(self._acknowledged_s)
         sizes = [len(group) for group in rollouts.groups]
         return UpdateScheduler(config, rollouts.update, self.version, sizes, self.parts.learner.cells)
 
@@ -198,11 +200,11 @@ class Coordinator:
         """Every ready server holds the new version, acknowledged, before this returns."""
         record = self._records[rollouts.update]
         if self.config.replay.run:  # nobody samples with the weights
-            record.acknowledged()
+            self._acknowledged_s = record.acknowledged()
             return
         for command, done in await reached.reach_servers(self.parts, self.version, self._send_weights):
             record.work(command, done)
-        record.acknowledged()
+        self._acknowledged_s = record.acknowledged()
 
     async def republish(self, server: ServerAddress) -> None:
         """A server came back: it gets the weights of the current version before it gets work."""

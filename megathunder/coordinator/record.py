@@ -44,6 +44,7 @@ class UpdateRecord:
         )
         self._last_backward_s = 0.0
         self._acknowledged_s = 0.0
+        self._begins_s = rollouts.started_s
         self._phase = "rollout"
 
     def learnt_at(self, version: int) -> None:
@@ -72,9 +73,15 @@ class UpdateRecord:
         """What the update is busy with, for the display."""
         self._phase = phase
 
-    def acknowledged(self) -> None:
-        """The last server has acknowledged the new version: the update ends."""
+    def acknowledged(self) -> float:
+        """The last server has acknowledged the new version: the update ends. The instant."""
         self._acknowledged_s = time.monotonic()
+        return self._acknowledged_s
+
+    def follows(self, acknowledged_s: float) -> None:
+        """The previous update ended then. Rollouts sampled ahead began earlier: their update counts from that end, so
+        that steps never overlap and the steady state is measured from acknowledgement to acknowledgement."""
+        self._begins_s = max(self._begins_s, acknowledged_s)
 
     def progress(self, scheduler: UpdateScheduler) -> Progress:
         """Where the update stands."""
@@ -100,8 +107,8 @@ class UpdateRecord:
         for trajectory in rollouts.trajectories.values():
             self._tally.trajectory(trajectory)
         clock = Clock(
-            first_request_s=rollouts.started_s,
-            last_signal_s=rollouts.inputs_fixed_s,
+            first_request_s=self._begins_s,
+            last_signal_s=max(rollouts.inputs_fixed_s, self._begins_s),
             last_backward_s=self._last_backward_s,
             acknowledged_s=self._acknowledged_s,
         )
