@@ -106,7 +106,8 @@ class TokenChain:
         self, source: ContributionId, *, row: int, context_turns: int, end_turn: int, mask_from_turn: int, scale: float
     ) -> TrainRow:
         """Tokens up to turn `end_turn` (exclusive), of which the turns before `context_turns` are already forwarded and
-        those before `mask_from_turn` are not trained by this row. `cuts` are the starts of every later turn."""
+        those before `mask_from_turn` are not trained by this row. `cuts` are the starts of every later turn. Teacher
+        log-probabilities are there once all these turns are scored; a forward pass that runs ahead of them has none."""
         length = self.ends[end_turn - 1] if end_turn else 0
         mask_start = self.ends[mask_from_turn - 1] if mask_from_turn else 0
         return TrainRow(
@@ -114,7 +115,7 @@ class TokenChain:
             token_ids=tuple(self.tokens[:length]),
             loss_mask=(0,) * mask_start + tuple(self.mask[mask_start:length]),
             engine_logprobs=tuple(self.logprobs[:length]),
-            teacher_logprobs=tuple(self.teacher[:length]),
+            teacher_logprobs=tuple(self.teacher[:length]) if len(self.teacher) >= length else (),
             scale=scale,
             row=row,
             prompt_tokens=self.prompt_tokens,

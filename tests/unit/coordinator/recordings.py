@@ -44,7 +44,7 @@ def trajectory_events(
         fixed = len(segments)
         if scored:
             scores = tuple(rng.uniform(-5.0, -1.0) for _ in ids)
-            events.append(TurnScored(id=identity, turn=turn, teacher_logprobs=scores, at_s=at + 0.01))
+            events.append(TurnScored(id=identity, turn=turn, teacher_logprobs=scores, at_s=at + rng.uniform(0.0, 0.4)))
     trajectory = Trajectory(
         id=identity,
         task_id=f"task-{identity.group}",
@@ -55,6 +55,7 @@ def trajectory_events(
         turns=turn + 1,
     )
     events.append(TrajectoryCompleted(trajectory=trajectory, at_s=at))
+    events = sorted(events, key=lambda event: event.at_s)
     return [*events, Rewarded(id=identity, reward=reward, verifier_s=0.02, at_s=at + 0.02)]
 
 

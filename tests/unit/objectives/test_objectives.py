@@ -15,7 +15,18 @@ from megathunder.objectives.build import build_objective
 from megathunder.objectives.chain import TokenChain, train_rows
 from megathunder.objectives.grpo import Grpo
 from megathunder.objectives.scalars import clipped_loss, k3, overlong_penalty, sampled_reverse_kl
-from megathunder.types import BATCH, AccumulatorKey, EndReason, FoldTerm, Role, Row, Segment, Trajectory, TrajectoryId
+from megathunder.types import (
+    BATCH,
+    AccumulatorKey,
+    ContributionId,
+    EndReason,
+    FoldTerm,
+    Role,
+    Row,
+    Segment,
+    Trajectory,
+    TrajectoryId,
+)
 
 
 def segments(*lengths: int) -> tuple[Segment, ...]:
@@ -106,6 +117,18 @@ def test_chain_row_of_one_turn_carries_context_and_trains_only_its_own_tokens() 
     row = chain.train_row(ContributionId(0, 0, 0, 1), row=0, context_turns=1, end_turn=2, mask_from_turn=1, scale=1.0)
     assert row.context_tokens == 4 and row.loss_mask == (0, 0, 0, 0, 0, 1, 1, 1)
     assert row.teacher_logprobs == (0.0, 0.0, -4.0, -5.0, 0.0, -1.0, -2.0, -3.0)
+
+
+def test_a_row_that_runs_ahead_of_the_teacher_carries_no_scores() -> None:
+    chain = TokenChain()
+    chain.append_turn(segments(3, 2))
+    chain.append_turn(segments(1, 4))
+    chain.score_turn(0, (-1.0, -2.0))
+    source = ContributionId(0, 0, 0)
+    ahead = chain.train_row(source, row=0, context_turns=1, end_turn=2, mask_from_turn=1, scale=1.0)
+    assert ahead.teacher_logprobs == ()
+    known = chain.train_row(source, row=0, context_turns=0, end_turn=1, mask_from_turn=0, scale=1.0)
+    assert len(known.teacher_logprobs) == len(known.token_ids)
 
 
 def test_a_score_with_the_wrong_length_is_refused() -> None:
