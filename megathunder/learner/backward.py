@@ -33,6 +33,7 @@ class Tally:
     replay_tokens: int = 0
     flops: float = 0.0
     extra: dict[str, float] = field(default_factory=dict)
+    weight: float = 1.0  # of the losses: a coefficient that is applied to the gradient later
     _losses: list[Tensor] = field(default_factory=list)
     _gaps: list[Tensor] = field(default_factory=list)  # [2] each: sum and maximum of |learner - engine|
 
@@ -54,7 +55,7 @@ class Tally:
         self.flops += self.price.flops(spans, batch.trained_tokens, passes=passes)
 
     def loss(self, loss: Tensor) -> None:
-        self._losses.append(loss)
+        self._losses.append(loss * self.weight)
 
     def gap(self, batch: MicroBatch, logprobs: Tensor) -> None:
         """Record how far learner and engine are apart on the trained tokens."""

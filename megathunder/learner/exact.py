@@ -1,8 +1,8 @@
 """The reduction of exact accumulators: integers are summed over ranks, then become floats once.
 
 Integer sums are the same for every order and every assignment of contributions to ranks, so every rank's buffers hold
-the same bits whatever the schedule was. Called by `learner.take_step`. Refuses layouts whose ranks share parameters
-(their gradients would have to be added in floating point).
+the same bits whatever the schedule was. Parameters that tensor or pipeline ranks share are then added in floating
+point: the same few terms in the same order each time. Called by `learner.take_step`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch.distributed as dist
+from megatron.core import parallel_state as state
 from megatron.core.distributed import DistributedDataParallel
+from megatron.core.distributed.finalize_model_grads import (
+    _allreduce_non_tensor_model_parallel_grads,
+    _allreduce_word_embedding_grads,
+)
 
 from megathunder.learner.accumulators.arithmetic import FixedPointArithmetic
 from megathunder.learner.accumulators.store import AccumulatorStore
@@ -33,3 +38,8 @@ def reduce_exactly(
             dist.all_reduce(flat, group=group)
     arithmetic.check_total(bounds)
     arithmetic.to_float(store.batch, store.layout.homes)
+    models, config = list(chunks), chunks[0].module.config
+    tensor, pipeline = state.get_tensor_model_parallel_group(), state.get_pipeline_model_parallel_group()
+    embedding = state.get_embedding_group(check_initialized=False)
+    _allreduce_non_tensor_model_parallel_grads(models, config, tensor)
+    _allreduce_word_embedding_grads(models, config, embedding, pipeline)

@@ -57,11 +57,11 @@ class Learner:
         self.stepper = Stepper(self._chunks, gradients, settings, config.run.updates)
         dtype, transformer = DTYPES[settings.dtype], self.bundle.transformer_config
         self.runner = Runner(
-            Pipeline(self._chunks, layout, transformer.hidden_size, dtype),
+            Pipeline(self._chunks, layout, transformer.hidden_size, dtype, token_share=self.bundle.pad_to),
             TokenLoss.of(config),
             device=layout.device,
             dtype=dtype,
-            pad_to=settings.tensor_parallel if settings.sequence_parallel else 1,
+            pad_to=self.bundle.pad_to,
         )
         self.release = Release(config, layout, self.runner, self.store)
         self._price = Price.of(transformer, self.bundle.vocab_size)

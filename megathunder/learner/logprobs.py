@@ -45,8 +45,8 @@ def token_logprobs(model: GPTModel, hidden: Tensor, predict: Tensor, targets: Te
     group = model.pg_collection.tp
     split = layer.sequence_parallel
     if split:
-        # Backward of this gather reduces the partial input gradients that the output layer then does not reduce.
-        hidden = gather_from_sequence_parallel_region(hidden, group=group)
+        # The output layer, told that nothing is split, sums its input gradient over ranks; each then keeps its part.
+        hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False, group=group)
     picked = hidden.index_select(0, predict)
     weight = model.shared_embedding_or_output_weight() if model.share_embeddings_and_output_weights else None
     layer.sequence_parallel = False

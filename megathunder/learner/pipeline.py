@@ -36,15 +36,21 @@ class Pipeline:
     """The chunks of this rank. One stage and no neighbours is the common case and costs nothing."""
 
     def __init__(
-        self, chunks: Sequence[DistributedDataParallel], layout: Layout, hidden: int, dtype: torch.dtype
+        self,
+        chunks: Sequence[DistributedDataParallel],
+        layout: Layout,
+        hidden: int,
+        dtype: torch.dtype,
+        *,
+        token_share: int = 1,
     ) -> None:
+        """Between layers a rank holds one in `token_share` tokens (sequence and context parallelism)."""
         self._chunks, self._layout, self._hidden, self._dtype = list(chunks), layout, hidden, dtype
+        self._token_share = token_share
         self._sent: list[tuple[dist.Work, Tensor]] = []
         if layout.pipeline > 1:
             self._group = parallel_state.get_pipeline_model_parallel_group()
             self._ranks = dist.get_process_group_ranks(self._group)
-            # Under sequence parallelism each tensor rank holds its share of the tokens between layers.
-            self._split = layout.tensor if chunks[0].module.config.sequence_parallel else 1
 
     @property
     def stages(self) -> int:
@@ -97,7 +103,7 @@ class Pipeline:
         self._sent.append((dist.isend(tensor, self._ranks[stage % self.stages], group=self._group), tensor))
 
     def _receive(self, context: AttentionContext, stage: int) -> Tensor:
-        shape = (context.tokens // self._split, 1, self._hidden)
+        shape = (context.tokens // self._token_share, 1, self._hidden)
         into = torch.empty(shape, dtype=self._dtype, device=self._layout.device)
         dist.recv(into, self._ranks[stage % self.stages], group=self._group)
         return into

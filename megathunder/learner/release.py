@@ -130,6 +130,7 @@ class Release:
         coefficient = 1.0
         if command.target == BATCH and (command.last or not isinstance(self._turns, ForwardTurns)):
             coefficient, row = row.scale, with_scale(row, 1.0 if row.scale else 0.0)
+        tally.weight = coefficient
         fields = {name: getattr(command, name) for name in command.__struct_fields__}
         single = Differentiate(**fields | {"rows": (row,)})
         if isinstance(self._turns, ForwardTurns) and not command.last:

@@ -1,14 +1,11 @@
 """One or two cells that pull work from a common queue take the same update."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 
 import pytest
 
 from tests.equality import worlds
+from tests.equality.jobs import run_job
 
 
 @pytest.fixture(scope="module")
@@ -18,29 +15,7 @@ def folder(tmp_path_factory):
 
 def job(folder, out, cases, ranks, **settings):
     """Results [case][rank] of a job of `ranks` processes."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    arguments = [f"{k}={v}" for k, v in settings.items()]
-    command = [sys.executable, "-W", "ignore", "-m", "tests.equality.cells", str(folder), str(out), str(cases)]
-    common = os.environ | {
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-    }
-    running = [
-        subprocess.Popen(
-            command + arguments,
-            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    outputs = [process.communicate(timeout=240)[0] for process in running]
-    assert all(process.returncode == 0 for process in running), "\n".join(outputs)
+    run_job("tests.equality.cells", [folder, out, cases, *(f"{k}={v}" for k, v in settings.items())], ranks)
     return json.loads(out.read_text())
 
 
