@@ -1,8 +1,7 @@
 """Schedules compared on the same work, from the rows and gradients of one run that alternated them in blocks.
 
     measured          updates of a block after its warm-up
-    speed-up          per round: step walls of sync by step walls of the schedule, on the same batches; a schedule that
-                      samples ahead overlaps its steps, so there a step is from one acknowledgement to the next
+    speed-up          per round: step walls of sync by step walls of the schedule, on the same batches
     predicted         the same, simulated from the recorded updates of sync (given by the tool)
     verifier hidden   1 - (T - T0) / verifier_s, T0 the wall of the variant without the verifier
     gradient diff     per batch: max |g - g_sync| by max |g_sync|, of the worst kind of parameter, before the clip
@@ -44,16 +43,20 @@ BASE = "sync"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Measured rows by schedule, in the order of their batches; `walls` their steps, s; `differences` against the base
-    schedule's gradient; `predicted` simulated speed-ups over the base, where there are any."""
+    """Measured rows by schedule, in the order of their batches; `differences` against the base schedule's gradient;
+    `predicted` simulated speed-ups over the base, where there are any."""
 
     measured: dict[str, list[MetricsRow]]
-    walls: dict[str, list[float]]
     differences: dict[str, float]
     base: str
     warmup: int
     verifier_s: float = 0.0
     predicted: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def walls(self) -> dict[str, list[float]]:
+        """Seconds of each measured step."""
+        return {name: [row.step_wall_s for row in rows] for name, rows in self.measured.items()}
 
     def speedups(self, schedule: str) -> list[float]:
         """Step wall of the base by that of `schedule`, one a measured update."""
@@ -95,7 +98,6 @@ class Comparison:
         schedules = {}
         for name, rows in self.measured.items():
             entry: dict[str, object] = {field: summary([getattr(r, field) for r in rows]) for field in TIMES + OTHERS}
-            entry["step_wall_s"] = summary(self.walls[name])
             entry["policy_lag_max"] = max(row.policy_lag_max for row in rows)
             entry["tail_share"] = summary([row.tail_s / row.step_wall_s for row in rows])
             entry["update_max_rel_diff_vs_sync"] = self.differences.get(name)
@@ -156,8 +158,7 @@ def summary(values: Sequence[float | None]) -> dict[str, object]:
 
 def compare(folder: RunFolder, schedules: Sequence[str], *, warmup: int, block: int) -> Comparison:
     """Read what a comparison run wrote."""
-    every = read_rows(folder.metrics)
-    rows = [row for row in every if row.update % block >= warmup]
+    rows = [row for row in read_rows(folder.metrics) if row.update % block >= warmup]
     measured = {name: [row for row in rows if row.schedule == name] for name in schedules}
     empty = [name for name, found in measured.items() if not found]
     if empty:
@@ -167,23 +168,14 @@ def compare(folder: RunFolder, schedules: Sequence[str], *, warmup: int, block: 
             remedy="run tools/compare.py again; its output says why the run ended early",
         )
     base = BASE if BASE in measured else schedules[0]
-    ended = {row.update: row.since_start_s for row in every}
     files = {name: [_gradient(folder, row.update) for row in found] for name, found in measured.items()}
     return Comparison(
         measured=measured,
-        walls={name: [_wall(row, ended) for row in found] for name, found in measured.items()},
         differences={name: _largest(files[base], files[name]) for name in schedules if all(files[base] + files[name])},
         base=base,
         warmup=warmup,
         verifier_s=folder.read_config().replay.verifier_s,
     )
-
-
-def _wall(row: MetricsRow, ended: dict[int, float]) -> float:
-    """Seconds of a step; from the end of the one before where steps overlap."""
-    if Variant.parse(row.schedule).schedule == "one_step_off" and row.update - 1 in ended:
-        return row.since_start_s - ended[row.update - 1]
-    return row.step_wall_s
 
 
 def _gradient(folder: RunFolder, update: int) -> Path | None:

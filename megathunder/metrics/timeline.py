@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -73,15 +73,12 @@ def draw_timeline(spans: Sequence[Span], path: Path, *, updates: int = 4, title:
 
 
 def draw_schedules(spans: Sequence[Span], updates: Mapping[str, int], path: Path) -> bool:
-    """A panel for each schedule, all on one axis of seconds: the update that `updates` names for it; False without.
-
-    Where updates overlap, the panel begins with the end of the update before."""
-    ends = {span.update: span.end_s for span in spans if span.lane == UPDATE_LANE and span.name == "suffix"}
+    """A panel for each schedule, all on one axis of seconds: the update that `updates` names for it; False without."""
     windows = {}
     for name, update in updates.items():
         mine = [span for span in spans if span.lane != UPDATE_LANE or span.update == update]
         if (window := last_updates(mine, 1)) is not None:
-            windows[name] = replace(window, start_s=max(window.start_s, ends.get(update - 1, 0.0)))
+            windows[name] = window
     if not windows:
         return False
     kinds = {span.name for span in spans}
@@ -174,10 +171,7 @@ def _draw_phases(axes: Axes, window: Window) -> None:
     """Where each update starts, where its last reward came, and how long the learner went on after it."""
     for span in window.phases:
         left, right = span.start_s - window.start_s, span.end_s - window.start_s
-        if right < 0 or (left < 0 and span.name == "tail"):
-            continue
         if span.name == "rollout":
-            left = max(left, 0.0)
             axes.axvline(left, color=style.INK, linewidth=0.9)
             axes.text(left, 1.025, f" update {span.update}", fontsize=8, fontweight="bold")
         elif span.name == "tail":
