@@ -1,7 +1,8 @@
 """A policy version reaches the servers: sent, asked back, sent again to those that lack it, until enough hold it.
 
 A server that dies meanwhile is restarted by its pool and gets the weights there (`Coordinator.republish`); one that
-lives and did not take them is sent them again. A publication counts when the servers say so themselves.
+lives and did not take them is sent them again, and restarted where that does not help: a server of another version
+never samples. A publication counts when the servers say so themselves.
 Raises InfrastructureFailure when fewer than `publish.min_servers` hold the version within the limit.
 """
 
@@ -37,6 +38,8 @@ async def reach_servers(parts: Parts, version: int, send: Send) -> list[tuple[Pu
         lacking = tuple(server for server, holds in held.items() if holds != version)
         enough = len(held) - len(lacking) >= needed
         if enough and (not lacking or len(sent) >= ATTEMPTS):
+            for server in lacking:
+                parts.servers.condemn(server, f"it holds version {held[server]}, not {version}")
             return sent
         if not parts.servers.servers or time.monotonic() > deadline:
             break

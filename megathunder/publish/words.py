@@ -33,8 +33,3 @@ def words(tensor: Tensor) -> np.ndarray:
     """[N] unsigned words of a tensor, on the host; shares memory with a contiguous host tensor."""
     flat = tensor.detach().cpu().contiguous().view(-1)
     return flat.view(SIGNED[flat.element_size()]).numpy().view(f"u{flat.element_size()}")
-
-
-def bits(tensor: Tensor) -> Tensor:
-    """[N] signed words of a contiguous tensor, sharing its memory, on its device."""
-    return tensor.detach().view(-1).view(SIGNED[tensor.element_size()])

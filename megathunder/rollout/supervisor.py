@@ -50,6 +50,7 @@ class Slot:
         self.process: ServerProcess | None = None
         self.restarts = 0
         self.suspected = asyncio.Event()
+        self.condemned = ""
 
 
 class ServerPool:
@@ -124,6 +125,13 @@ class ServerPool:
         """A request to `server` failed: look at it now, and not at the next probe."""
         for slot in self._slots:
             if slot.address == server:
+                slot.suspected.set()
+
+    def condemn(self, server: ServerAddress, reason: str) -> None:
+        """`server` lives and must not be used as it is: no work from now on; it is restarted and gets the weights."""
+        for slot in self._slots:
+            if slot.address == server and slot.state is ServerState.READY:
+                slot.state, slot.condemned = ServerState.DOWN, reason
                 slot.suspected.set()
 
     async def close(self) -> None:
@@ -214,6 +222,9 @@ class ServerPool:
                 return f"its process ended with status {slot.process.exit_status}"
             suspected = slot.suspected.is_set()
             slot.suspected.clear()
+            if slot.condemned:
+                reason, slot.condemned = slot.condemned, ""
+                return reason
             if await is_healthy(self._session, slot.address.url, timeout_s=limit_s / 2):
                 answered = time.monotonic()
             elif suspected and slot.process is None:

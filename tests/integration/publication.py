@@ -31,12 +31,12 @@ versions = itertools.count(1)  # one count for all tests of a server: versions o
 class Servers:
     """`addresses` of running servers; everything asynchronous runs on one loop in a thread of its own."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, models: tuple[Path, ...], **settings: object) -> None:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        self.config = dataclasses.replace(Config().rollout, max_total_tokens=8192, max_running_requests=8)
-        self._folder = folder
-        self.processes: list[ServerProcess] = self.run(self._start(count))
+        self.config = dataclasses.replace(Config().rollout, max_total_tokens=8192, max_running_requests=8, **settings)
+        self._folder, self._models = folder, models
+        self.processes: list[ServerProcess] = self.run(self._start(len(models)))
         self.addresses = tuple(
             ServerAddress(name=f"rollout-{i}", url=process.url) for i, process in enumerate(self.processes)
         )
@@ -51,7 +51,7 @@ class Servers:
     async def _start_one(self, index: int) -> ServerProcess:
         log = self._folder / f"server-{index}.log"
         port = choose_port("127.0.0.1", 0)
-        return await start_server(self.config, model=POLICY, port=port, device="cpu", version=0, log=log)
+        return await start_server(self.config, model=self._models[index], port=port, device="cpu", version=0, log=log)
 
     def restart(self, index: int) -> ServerAddress:
         """End a server, start one with the first weights in its place; its address, one incarnation later."""
@@ -161,9 +161,9 @@ class Policy:
 
 
 @contextlib.contextmanager
-def running(folder: Path, count: int) -> Iterator[Servers]:
-    """`count` servers of the policy."""
-    servers = Servers(folder, count)
+def running(folder: Path, *models: Path, **settings: object) -> Iterator[Servers]:
+    """A server of each model; `settings` are those of the rollout section."""
+    servers = Servers(folder, models, **settings)
     try:
         yield servers
     finally:

@@ -13,7 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from publication import PROMPT, Policy, Servers, running
+from publication import POLICY, PROMPT, Policy, Servers, running
 
 from megathunder.publish.acknowledge import RefusedPayload, ask, deliver
 from megathunder.publish.envelope import Held, Inline
@@ -28,7 +28,7 @@ TOLERANCE = 1e-4
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    with running(tmp_path_factory.mktemp("servers"), 2) as found:
+    with running(tmp_path_factory.mktemp("servers"), POLICY, POLICY) as found:
         yield found
 
 

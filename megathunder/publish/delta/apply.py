@@ -13,33 +13,35 @@ import torch
 from torch import Tensor
 
 from megathunder.publish.delta.coding import Change
-from megathunder.publish.words import bits
 
 
 def apply_change(
     target: Tensor, change: Change, shape: tuple[int, ...] | None = None, *, row: int = 0, column: int = 0
 ) -> None:
-    """`target` (contiguous) is the whole tensor, or its part at `row`, `column` of one of `shape`."""
+    """`target` is the whole tensor, or its part at `row`, `column` of one of `shape`; contiguous, or two-dimensional."""
     words = torch.from_numpy(change.words.view(f"i{change.words.itemsize}"))
     whole = shape is None or tuple(target.shape) == tuple(shape)
-    flat = bits(target)
+    signed = target.detach().view(words.dtype)
     if change.positions is None:
-        if not whole:
-            words = _window(words, target, shape, row, column)
-        words = words.to(flat.device)
-        flat.copy_(words) if change.absolute else flat.add_(words)
+        words = words.view(target.shape) if whole else _window(words, target, shape, row, column)
+        words = words.to(signed.device)
+        signed.copy_(words) if change.absolute else signed.add_(words)
         return
     positions = torch.from_numpy(np.ascontiguousarray(change.positions))
     if not whole:
         positions, words = _inside(positions, words, target, shape, row, column)
-    positions, words = positions.to(flat.device), words.to(flat.device)
-    flat.scatter_add_(0, positions, words)
+    positions, words = positions.to(signed.device), words.to(signed.device)
+    if signed.is_contiguous():
+        signed.view(-1).scatter_add_(0, positions, words)
+    else:  # a part of wider rows
+        rows, columns = positions // target.shape[-1], positions % target.shape[-1]
+        signed[rows, columns] = signed[rows, columns] + words
 
 
 def _window(words: Tensor, target: Tensor, shape: tuple[int, ...], row: int, column: int) -> Tensor:
-    part = target.view(-1, target.shape[-1])
+    height, width = target.numel() // target.shape[-1], target.shape[-1]
     whole = words.view(-1, shape[-1])
-    return whole[row : row + part.shape[0], column : column + part.shape[1]].reshape(-1)
+    return whole[row : row + height, column : column + width].reshape(target.shape)
 
 
 def _inside(

@@ -1,8 +1,8 @@
 """What a change costs at least, and naively: the yardsticks of the coding.
 
-    bound = N h(p) + n H(v)      bits: positions and values taken as independent draws
-      N elements, n of them changed, p = n / N, h the binary entropy, H(v) the entropy of the differences in ulps
-    naive = n (4 + bytes of an element)      a four-byte index and the new value
+bound = N h(p) + n H(v)      bits: positions and values taken as independent draws
+  N elements, n of them changed, p = n / N, h the binary entropy, H(v) the entropy of the differences in ulps
+naive = n (4 + bytes of an element)      a four-byte index and the new value
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     X.q_proj | k_proj | v_proj  .weight, .bias   X.qkv_proj                                  rows q, then k, then v
     X.gate_proj | up_proj       .weight          X.gate_up_proj                              rows gate, then up
     X.experts.E.gate_proj | up_proj .weight      X.experts.w13_weight [E, 2I, H]             expert E, gate then up
-    X.experts.E.down_proj .weight                X.experts.w2_weight  [E, H, I]              expert E
+    X.experts.E.down_proj .weight                X.experts.w2_weight  [E, H, I]              expert E (I may be padded)
     anything else                                the same name                               all, vocabulary padding cut
 
 With tensor parallelism a server holds a shard: rows of a column-parallel projection, columns of a row-parallel one;
@@ -77,10 +77,11 @@ class Places:
         else:
             target, offset = piece.name, None
             view = self._parameter(piece, target)
-        place = self._shard(piece, view, offset)
+        place = self._shard(piece, self._trimmed(view, piece) if expert else view, offset)
         if str(place.view.dtype) != f"torch.{piece.dtype}":
             raise PayloadError(f"{piece.name} arrives as {piece.dtype}; the engine's {target} is {place.view.dtype}")
-        self._covered[target] = self._covered.get(target, 0) + place.view.numel()
+        occupied = view.numel() if expert else place.view.numel()  # an expert's own padding belongs to it
+        self._covered[target] = self._covered.get(target, 0) + occupied
         return place
 
     def _expert(self, piece: Piece, stem: str, number: str, part: str) -> tuple[str, Tensor, int | None]:
@@ -127,6 +128,11 @@ class Places:
         if have[:-1] == want[:-1] and have[-1] * ranks == want[-1]:
             return Place(view=view, column=rank * have[-1])
         raise PayloadError(f"{piece.name} is {want}; this engine's part is {have} on rank {rank} of {ranks}")
+
+    def _trimmed(self, view: Tensor, piece: Piece) -> Tensor:
+        """Engines may pad an expert's intermediate size with zeros; not combined with shards."""
+        padded = self._ranks == 1 and all(have >= want for have, want in zip(view.shape, piece.shape, strict=True))
+        return view[tuple(map(slice, piece.shape))] if padded else view
 
     def _parameter(self, piece: Piece, target: str) -> Tensor:
         if target not in self._parameters:

@@ -165,3 +165,15 @@ def test_a_shard_takes_its_part_of_a_change(rows: tuple[int, int], columns: tupl
     part = torch.from_numpy(old.view(np.int16).reshape(20, 12)[window].copy()).view(torch.bfloat16)
     apply_change(part, change, (20, 12), row=rows[0], column=columns[0])
     assert np.array_equal(part.view(torch.int16).numpy().view(np.uint16), new.reshape(20, 12)[window])
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.6, 1.0])
+def test_a_part_of_wider_rows_takes_a_change_and_the_rest_stays(fraction: float) -> None:
+    old, new = changed(np.random.default_rng(4), 240, fraction, np.uint16, 3 if fraction < 1 else 40000)
+    coded, streams = encode(old, new)
+    wide = torch.zeros(24, 16, dtype=torch.bfloat16)
+    part = wide[:20, :12]
+    part.view(torch.int16).copy_(torch.from_numpy(old.view(np.int16).reshape(20, 12)))
+    apply_change(part, decode(coded, memoryview(b"".join(streams)), old.size, old.dtype), (20, 12))
+    assert np.array_equal(part.contiguous().view(torch.int16).numpy().view(np.uint16), new.reshape(20, 12))
+    assert not wide[20:].any() and not wide[:, 12:].any()

@@ -109,6 +109,30 @@ def test_a_server_that_comes_back_is_a_new_incarnation_and_waits_for_its_weights
     assert (second.name, second.incarnation) == (first.name, 1) and seen == [(1, ())]
 
 
+def test_a_condemned_server_gets_no_work_until_it_has_its_weights(tmp_path):
+    async def main():
+        async with serving(lambda body: answer([1])) as fake:
+            sent, go = [], asyncio.Event()
+
+            async def on_restart(server):
+                sent.append(server)
+                await go.wait()
+
+            pool = ServerPool(settings(), tmp_path, folder=tmp_path, urls=(fake.address.url,), on_restart=on_restart)
+            await pool.start()
+            (server,) = pool.ready
+            pool.condemn(server, "it holds version 3, not 4")
+            assert pool.ready == (), "at once"
+            while not sent:
+                await asyncio.sleep(0.01)
+            assert pool.ready == () and sent[0].incarnation == server.incarnation + 1
+            go.set()
+            assert await pool.wait_ready(5.0) == (sent[0],)
+            await pool.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
 def test_a_pool_whose_servers_are_all_lost_says_so(tmp_path):
     async def main():
         async with serving(lambda body: answer([5])) as fake:

@@ -1,0 +1,54 @@
+"""What is asked of a server depends on its version of SGLang; a version that is not known is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fake_sglang import fake_sglang
+
+from megathunder.errors import UserError
+from megathunder.publish.acknowledge import deliver
+from megathunder.publish.envelope import Inline
+from megathunder.publish.round import Round
+from megathunder.rollout.command import WEIGHT_LOADER
+
+
+def paths(version: str) -> list[str]:
+    async def update() -> list[str]:
+        async with fake_sglang(version) as fake, Round((fake.address,), api_key="", timeout_s=5.0).control as control:
+            info = await control.open_update(fake.address)
+            await control.update_from_tensors(fake.address, tensors=b"x", loader=WEIGHT_LOADER, ranks=1)
+            await control.close_update(fake.address, info)
+            return fake.asked
+
+    return asyncio.run(update())
+
+
+def test_an_update_stands_between_begin_and_end_where_the_version_has_them() -> None:
+    tensor, idle = "/update_weights_from_tensor", ["/abort_request", "/flush_cache"]
+    assert paths("0.5.20") == [*idle, tensor]
+    assert paths("0.5.23") == [*idle, "/begin_weight_update", tensor, "/end_weight_update"]
+
+
+def test_an_unknown_version_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(UserError, match=r"(?s)SGLang 0\.5\.99.*0\.5\.20 or 0\.5\.23"):
+        paths("0.5.99")
+
+
+def test_a_server_without_our_loader_is_sent_nothing() -> None:
+    async def update() -> list[str]:
+        async with fake_sglang("0.5.20", loader="another") as fake:
+            round = Round((fake.address,), api_key="", timeout_s=5.0)
+            async with round.control:
+                await round.open_update(fake.address)
+                with pytest.raises(UserError, match="custom-weight-loader"):
+                    await deliver(round, fake.address, Inline(data=b""))
+            return fake.asked
+
+    assert "/update_weights_from_tensor" not in asyncio.run(update())
