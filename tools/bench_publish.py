@@ -194,9 +194,9 @@ def describe(row: dict[str, object]) -> str:
     """One line a step."""
     return (
         f"step {row['step']}: {row['changed_fraction']:.2%} changed; dense {row['dense_bytes'] / 1e6:.1f} MB, naive "
-        f"{row['naive_bytes'] / 1e6:.2f}, change {row['delta_bytes'] / 1e6:.3f} ({row['bytes_per_changed']:.2f} B each, "
-        f"{row['delta_bytes'] / row['entropy_bound_bytes']:.3f} of the bound); encode {row['encode_mb_per_s']:.0f} MB/s, "
-        f"apply {row['apply_s'] * 1e3:.0f} ms, dense load {row['dense_load_s'] * 1e3:.0f} ms (copy "
+        f"{row['naive_bytes'] / 1e6:.2f}, change {row['delta_bytes'] / 1e6:.3f} ({row['bytes_per_changed']:.2f} B "
+        f"each, {row['delta_bytes'] / row['entropy_bound_bytes']:.3f} of the bound); encode "
+        f"{row['encode_mb_per_s']:.0f} MB/s, apply {row['apply_s'] * 1e3:.0f} ms, dense load {row['dense_load_s'] * 1e3:.0f} ms (copy "
         f"{row['dense_copy_s'] * 1e3:.0f}); identical {row['identical']}"
     )
 
