@@ -1,7 +1,8 @@
 """Package megathunder.
 
-    pip install -e .[gpu]        on a CUDA machine: SGLang and Megatron-Core with all they need
-    bash tools/setup.sh          on a machine without one: the same engines, without their CUDA dependencies
+    docker build -t megathunder .    on a CUDA machine: everything, NVIDIA's apex from source included
+    pip install -e .[gpu]            the same without apex; Transformer Engine is built, which takes nvcc
+    bash tools/setup.sh              on a machine without one: the same engines, without their CUDA dependencies
 
 PyPI's `apex` is another project and is required nowhere.
 """
@@ -32,9 +33,9 @@ setup(
     install_requires=[requirement for requirement in pinned("base") if not requirement.startswith("setuptools")],
     extras_require={
         "cpu": [*pinned("torch"), *pinned("engine"), MEGATRON],
-        "gpu": [SGLANG, MEGATRON, "nvidia-ml-py"],
+        "gpu": [*pinned("torch"), SGLANG, MEGATRON, *pinned("gpu")],
         "test": pinned("test"),
-        "wandb": ["wandb"],
+        "wandb": pinned("wandb"),
     },
     entry_points={"sglang.srt.plugins": []},
 )

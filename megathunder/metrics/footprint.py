@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from megathunder.config import Config
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.model_shape import ModelShape
+from megathunder.learner.stages import uneven_stages
 
 SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 GPU_PROGRAM_BYTES = 4 << 30
@@ -179,8 +180,13 @@ def _expert_tensor(learner: LearnerConfig) -> int:
 
 
 def _layers_of(shape: ModelShape, learner: LearnerConfig, stage: int) -> list[int]:
-    """Layers of a stage: one run of them for each virtual stage, dealt out in turn."""
+    """Layers of a stage: one run of them for each virtual stage, dealt out in turn; ends may differ without those."""
     stages, chunks = learner.pipeline_parallel, learner.virtual_pipeline
+    if shape.layers % stages:
+        first, last = uneven_stages(shape.layers, stages)
+        middle = (shape.layers - first - last) // (stages - 2) if stages > 2 else 0
+        sizes = [first, *[middle] * (stages - 2), last]
+        return list(range(sum(sizes[:stage]), sum(sizes[: stage + 1])))
     each = shape.layers // (stages * chunks)
     starts = [(chunk * stages + stage) * each for chunk in range(chunks)]
     return [layer for start in starts for layer in range(start, start + each)]

@@ -77,6 +77,9 @@ def test_shares_of_all_ranks_add_up_to_the_model() -> None:
     stages = [rank_parameters(shape, layout, stage) for stage in range(4)]
     assert sum(s.dense for s in stages) + 8 * sum(s.expert for s in stages) == shape.parameters
     assert max(stages, key=lambda s: s.total) == rank_parameters(shape, layout)
+    uneven = dataclasses.replace(layout, pipeline_parallel=5)
+    stages_of_5 = [rank_parameters(shape, uneven, stage) for stage in range(5)]
+    assert sum(s.dense for s in stages_of_5) + 8 * sum(s.expert for s in stages_of_5) == shape.parameters
     interleaved = dataclasses.replace(layout, virtual_pipeline=3)
     assert rank_parameters(shape, interleaved, 1) == stages[1]
 
