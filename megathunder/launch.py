@@ -1,8 +1,11 @@
 """Processes of a run: torchrun's ranks are the learner; rank 0 also starts the coordinator as a process of its own.
 
-    torchrun --nproc-per-node N tools/train.py ...
-      rank 0..N-1   Learner + worker loop                         (this module: `run_rank`)
+    torchrun [--nnodes M ...] --nproc-per-node N tools/train.py ...
+      rank 0..MN-1  Learner + worker loop                         (this module: `run_rank`)
       coordinator   servers, agents, sandboxes, ledger, schedule  (child of rank 0, `coordinator/process.py`)
+
+The coordinator listens on loopback; of several machines on `run.host`, or the address at which torchrun has them meet.
+The run folder must then be one that every machine sees: ranks write checkpoints there. A rank that does not is refused.
 
 Whoever ends takes the others along: ranks end with torchrun, the coordinator with rank 0 (parent-death signal), every
 rank stops when its connection to the coordinator closes, torchrun ends what is left. Servers and sandboxes die with the
@@ -29,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megathunder.config import Config
-from megathunder.errors import TORCHRUN_FILE, InfrastructureFailure, UserError, complain
+from megathunder.errors import TORCHRUN_FILE, ConfigError, InfrastructureFailure, UserError, complain
 from megathunder.types import (
     Differentiate,
     ExportPolicy,
@@ -62,23 +65,48 @@ class Ranks:
     rank: int
     world: int
     local_rank: int
+    machines: int = 1
+    master: str = ""
 
     @classmethod
     def from_environment(cls) -> Ranks:
         get = os.environ.get
         return cls(
-            rank=int(get("RANK", "0")), world=int(get("WORLD_SIZE", "1")), local_rank=int(get("LOCAL_RANK", "0"))
+            rank=int(get("RANK", "0")),
+            world=int(get("WORLD_SIZE", "1")),
+            local_rank=int(get("LOCAL_RANK", "0")),
+            machines=int(get("GROUP_WORLD_SIZE", "1")),
+            master=get("MASTER_ADDR", ""),
         )
+
+    def listening_address(self, config: Config) -> str:
+        """Numeric address on rank 0's machine at which other ranks reach the coordinator."""
+        if self.machines == 1 and not config.run.host:
+            return "127.0.0.1"
+        name = config.run.host or self.master
+        try:
+            return socket.gethostbyname(name)
+        except OSError as error:
+            raise ConfigError(
+                f"rank 0's machine is called {name!r}, which has no address here ({error.strerror})",
+                expected="a name or an address that the learner's machines can resolve",
+                remedy="set run.host to one, and --rdzv-endpoint likewise",
+            ) from None
+
+    def reachable_name(self, config: Config) -> str:
+        """Under which rollout servers on other machines find rank 0's machine."""
+        return config.run.host or (self.master if self.machines > 1 else socket.gethostname())
 
 
 class CoordinatorProcess:
     """Rank 0's child. `address` and `token` are read from its first line of output (a pipe, not the terminal)."""
 
-    def __init__(self, config_file: Path, cells: int) -> None:
+    def __init__(self, config_file: Path, cells: int, host: str) -> None:
         self.token = secrets.token_hex(16)
         read_end, write_end = os.pipe()
+        arguments = [str(config_file), str(cells), host, str(write_end)]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "megathunder.coordinator.process", str(config_file), str(cells), str(write_end)],
+            [sys.executable, "-m", "megathunder.coordinator.process", *arguments],
             env={**_without_torchrun(os.environ), "MEGATHUNDER_TOKEN": self.token},
             pass_fds=(write_end,),
             preexec_fn=_die_with_parent,
@@ -124,7 +152,9 @@ def run_rank(config: Config, folder: Path) -> int:
     cells = ranks.world // _ranks_of_a_cell(config)
     if "TORCHELASTIC_RUN_ID" in os.environ:
         _die_with_parent()  # torchrun, which may be killed itself
-    coordinator = CoordinatorProcess(folder / "config.toml", cells) if ranks.rank == 0 else None
+    coordinator = None
+    if ranks.rank == 0:
+        coordinator = CoordinatorProcess(folder / "config.toml", cells, ranks.listening_address(config))
     if coordinator:
         _on_signals(lambda number, _: coordinator.forward(number))
     try:
@@ -176,7 +206,9 @@ def _learn(config: Config, folder: Path, coordinator: CoordinatorProcess | None)
     from megathunder.learner.worker import serve
     from megathunder.publish.publisher import Publisher
 
+    ranks = Ranks.from_environment()
     layout = initialize(config.learner, seed=config.run.seed)
+    _check_shared_folder(config, ranks)
     endpoint = _share_endpoint(coordinator)
     learner = Learner(config, layout)
     publisher = Publisher(
@@ -184,7 +216,7 @@ def _learn(config: Config, folder: Path, coordinator: CoordinatorProcess | None)
         export_weights=learner.export_weights,
         rank=layout.rank,
         device=layout.device,
-        host=socket.gethostname(),
+        host=ranks.reachable_name(config),
         folder=folder,
     )
     leader = None
@@ -214,6 +246,23 @@ def _learn(config: Config, folder: Path, coordinator: CoordinatorProcess | None)
     finally:
         link.close()
     shutdown()
+
+
+def _check_shared_folder(config: Config, ranks: Ranks) -> None:
+    """Several machines write into one run folder, or a checkpoint would be scattered; every rank raises, or none."""
+    import torch.distributed as dist
+
+    if ranks.machines == 1:
+        return
+    file = Path(config.run.folder) / config.run.name / "config.toml"
+    found: list[tuple[str, bool]] = [("", True)] * ranks.world
+    dist.all_gather_object(found, (socket.gethostname(), file.is_file()))
+    if missing := sorted({host for host, seen in found if not seen}):
+        raise ConfigError(
+            f"run.folder = {config.run.folder!r}: {', '.join(missing)} does not see {file}, which rank 0 has written",
+            expected="a folder that every machine of the learner shares",
+            remedy="set run.folder to one on a shared file system",
+        )
 
 
 def _share_endpoint(coordinator: CoordinatorProcess | None) -> Endpoint:

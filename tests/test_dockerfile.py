@@ -58,9 +58,7 @@ def test_the_linter_has_nothing_to_say() -> None:
 
 
 def test_the_linter_would_have_something_to_say() -> None:
-    linted = subprocess.run(
-        [HADOLINT, "-"], input=b"FROM debian\nRUN cd / && pip install apex\n", capture_output=True
-    )
+    linted = subprocess.run([HADOLINT, "-"], input=b"FROM debian\nRUN cd / && pip install apex\n", capture_output=True)
     assert linted.returncode != 0
     assert b"DL3013" in linted.stdout  # an unpinned package
 

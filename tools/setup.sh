@@ -5,6 +5,7 @@
 #
 # Needs Debian or Ubuntu (for bubblewrap, if it is missing), Python 3.11 and a package index that pip can reach.
 # PYTHON=... names another interpreter; TORCH_INDEX=... is an index with CPU builds of torch to prefer.
+# MEGATHUNDER_BROWSER=1 also installs Chromium, in which tests/integration opens a report (12 s).
 # On a CUDA machine: pip install -e .[gpu] instead.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -31,18 +32,18 @@ as_root() {
     if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
 }
 
-install_bubblewrap() {
-    command -v bwrap >/dev/null && return
+install_package() { # Debian package, what it is for, a command that it brings
+    local command
+    for command in "${@:3}"; do command -v "$command" >/dev/null && return; done
     command -v apt-get >/dev/null ||
-        fail "bwrap is missing, and so is apt-get" "bubblewrap on the PATH" "install bubblewrap"
+        fail "$3 is missing, and so is apt-get" "$1 on the PATH, for $2" "install $1"
     [ "$(id -u)" = 0 ] || command -v sudo >/dev/null ||
-        fail "bwrap is missing, and this is neither root nor a user with sudo" "bubblewrap on the PATH" \
-            "ask an administrator for: apt-get install bubblewrap"
-    echo "setup: installing bubblewrap"
-    { as_root apt-get -qq update && as_root apt-get -qq install -y --no-install-recommends bubblewrap; } \
+        fail "$3 is missing, and this is neither root nor a user with sudo" "$1 on the PATH, for $2" \
+            "ask an administrator for: apt-get install $1"
+    echo "setup: installing $1"
+    { as_root apt-get -qq update && as_root apt-get -qq install -y --no-install-recommends "$1"; } \
         >/dev/null 2>"$LOG" ||
-        fail "apt-get could not install bubblewrap: $(tail -1 "$LOG")" "bubblewrap on the PATH" \
-            "apt-get install bubblewrap"
+        fail "apt-get could not install $1: $(tail -1 "$LOG")" "$1 on the PATH, for $2" "apt-get install $1"
 }
 
 install() { # pip arguments
@@ -65,7 +66,10 @@ PYTHON
 
 LOG=$(mktemp)
 trap 'rm -f "$LOG"' EXIT
-install_bubblewrap
+install_package bubblewrap "sandboxes" bwrap
+if [ -n "${MEGATHUNDER_BROWSER:-}" ]; then
+    install_package chromium "the test of reports" chromium chromium-browser google-chrome
+fi
 stamp=$(cat setup.py tools/setup.sh requirements/*.txt | sha256sum | cut -d' ' -f1)
 if [ "$(cat .venv/.stamp 2>/dev/null)" != "$stamp $PWD" ]; then
     python=$(find_python)

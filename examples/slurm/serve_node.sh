@@ -33,6 +33,7 @@ for ((i = 0; i < index; i++)); do
     echo "$url" >"$announcement.partial" && mv "$announcement.partial" "$announcement"
     announced+=("$announcement")
 done
-wait -n
-echo "a server of $host ended with status $?" >&2
+status=0
+wait -n || status=$?
+echo "a server of $host ended with status $status" >&2
 exit 1

@@ -4,8 +4,9 @@
 set -euo pipefail
 folder=${1:?folder} count=${2:?number of servers} limit_s=${3:-1800}
 deadline=$((SECONDS + limit_s))
+ask='import sys, urllib.request as r; [r.urlopen(url + "/health", timeout=5) for url in sys.argv[1:]]'
 healthy() {
-    python -c 'import sys, urllib.request as r; [r.urlopen(u + "/health", timeout=5) for u in sys.argv[1:]]' "$@" 2>/dev/null
+    python -c "$ask" "$@" 2>/dev/null
 }
 while :; do
     mapfile -t urls < <(find "$folder" -maxdepth 1 -type f ! -name '*.partial' -exec cat {} + 2>/dev/null | sort)

@@ -13,6 +13,9 @@ class RunConfig:
     """Folder `runs/<name>/` receives everything the run writes."""
     folder: str = "runs"
     """Parent of run folders."""
+    host: str = ""
+    """Name or address of rank 0's machine, where the coordinator and the weights' update groups are reached; empty:
+    loopback on one machine, the address torchrun's ranks meet at on several."""
     updates: int = 40
     """Optimizer steps."""
     groups_per_update: int = 8

@@ -1,6 +1,6 @@
-"""The coordinator process: `python -m megathunder.coordinator.process CONFIG CELLS FD`, started by rank 0.
+"""The coordinator process: `python -m megathunder.coordinator.process CONFIG CELLS HOST FD`, started by rank 0.
 
-It writes the address it listens on to the pipe FD, reads the run's token from the environment, assembles the run,
+It listens on HOST and writes the whole address to the pipe FD, reads the run's token from the environment, assembles the run,
 trains, and ends with 0. It ends with 1 and one clear message when the run fails, with 2 for an error the user can
 mend, as `ending.py` says on a signal; whatever happens, servers and sandboxes are taken down first.
 """
@@ -30,9 +30,8 @@ SHUTDOWN_S = 60.0
 FAILED_SHUTDOWN_S = 5.0  # cells may be in the middle of something; they also end when this process has
 
 
-async def run(config: Config, cells: int, token: str, announce: Callable[[str], None], ending: Ending) -> None:
+async def run(config: Config, learner: LearnerClient, announce: Callable[[str], None], ending: Ending) -> None:
     """A whole run, from listening for the learner to the report."""
-    learner = LearnerClient(cells, token)
     announce(learner.address)
     ready: asyncio.Future[Coordinator] = asyncio.get_running_loop().create_future()
 
@@ -67,7 +66,7 @@ async def take_updates(coordinator: Coordinator, ending: Ending) -> None:
     await coordinator.finish()
 
 
-def main(config_file: str, cells: str, descriptor: str) -> int:
+def main(config_file: str, cells: str, host: str, descriptor: str) -> int:
     """See the module docstring; the exit status."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     config, parent = read_config(Path(config_file)), os.getppid()
@@ -80,8 +79,9 @@ def main(config_file: str, cells: str, descriptor: str) -> int:
 
     async def watched() -> int:
         ending = Ending(asyncio.current_task(), parent, config.run.stop_timeout_s)
+        learner = LearnerClient(int(cells), os.environ["MEGATHUNDER_TOKEN"], host=host)
         try:
-            await run(config, int(cells), os.environ["MEGATHUNDER_TOKEN"], announce, ending)
+            await run(config, learner, announce, ending)
         except asyncio.CancelledError:
             return ending.status()
         return 0

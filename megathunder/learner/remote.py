@@ -16,6 +16,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import socket
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -54,6 +56,7 @@ class LearnerClient:
         self._items = itertools.count(1 << 40)  # control items never collide with the scheduler's
         self._tasks: list[asyncio.Task[None]] = []
         self._error: InfrastructureFailure | None = None
+        self._clocks: dict[int, float] = {}  # of cells on other machines: seconds to add to their clocks, at most
 
     async def connect(self, timeout_s: float) -> None:
         """Wait for the Hello of every cell; InfrastructureFailure naming those that are missing."""
@@ -188,12 +191,22 @@ class LearnerClient:
         if isinstance(reply, Failed):
             self._fail(InfrastructureFailure(f"learner cell {reply.cell}: {reply.error}"))
             return
+        reply = self._in_our_time(reply)
         self._busy.discard(reply.cell)
         future = self._waiting.pop((reply.cell, reply.item), None)
         if future is None:
             self._inbox.put_nowait(reply)
         elif not future.done():
             future.set_result(reply)
+
+    def _in_our_time(self, done: Done) -> Done:
+        """`done` by this machine's clock. A message takes longer than no time to arrive, so the least difference ever
+        seen between arrival and dispatch is the closest bound on the difference of two machines' clocks."""
+        if self.hellos[done.cell].host == socket.gethostname():
+            return done
+        seen = time.monotonic() - done.ended_s
+        ahead = self._clocks[done.cell] = min(self._clocks.get(done.cell, seen), seen)
+        return msgspec.structs.replace(done, started_s=done.started_s + ahead, ended_s=done.ended_s + ahead)
 
     def _fail(self, error: InfrastructureFailure) -> None:
         self._error = error = self._error or error

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter
 
 from megathunder.metrics import style
 from megathunder.metrics.row import MetricsRow
@@ -81,8 +82,10 @@ def _mismatch(axes: Axes, rows: Sequence[MetricsRow]) -> None:
     mean = [r.engine_learner_logprob_diff_mean for r in rows]
     axes.plot(_x(rows), greatest, color=style.BAD, label="largest", linewidth=1.4)
     axes.plot(_x(rows), mean, color=style.SUFFIX, label="mean", linewidth=1.4)
-    if any(value > 0 for value in [*greatest, *mean]):
+    if positive := [value for value in [*greatest, *mean] if value > 0]:
         axes.set_yscale("log")
+        axes.set_ylim(10.0 ** math.floor(math.log10(min(positive))), 10.0 ** math.ceil(math.log10(max(positive)) + 0.1))
+        axes.yaxis.set_minor_formatter(NullFormatter())
     axes.legend(frameon=False, fontsize=8)
 
 

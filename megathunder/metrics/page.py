@@ -23,11 +23,12 @@ section{background:#fff;border:1px solid var(--line);border-radius:10px;padding:
 .certificate{border-left:5px solid var(--good)}.certificate.broken{border-left-color:var(--bad)}
 .certificate p{margin:4px 0}.mark{font-weight:700;color:var(--good)}.broken .mark{color:var(--bad)}
 img,section>svg{max-width:100%;height:auto;display:block}
-table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}
-th,td{padding:4px 10px;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}
+table{border-collapse:collapse;font-size:12.5px;font-variant-numeric:tabular-nums}
+th,td{padding:3px 7px;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap;line-height:1.35}
 th{color:var(--faint);font-weight:600}td:first-child,th:first-child{text-align:left}
 table.words td{text-align:left;white-space:normal}details{margin:8px 0}summary{cursor:pointer;font-weight:600}
-.settings{columns:2 420px;column-gap:28px}.settings table{break-inside:avoid;width:100%;margin-bottom:14px}
+.settings{columns:2 420px;column-gap:28px}.settings table{break-inside:avoid;width:100%;margin-bottom:14px;table-layout:fixed}
+.settings td{overflow-wrap:anywhere}.rows{width:100%}.rows th{white-space:normal;vertical-align:bottom}
 """
 COLUMNS = {
     "update": "update",
@@ -126,7 +127,7 @@ def _last_rows(rows: Sequence[MetricsRow]) -> str:
     body = "".join(
         "<tr>" + "".join(f"<td>{_cell(name, getattr(row, name))}</td>" for name in COLUMNS) + "</tr>" for row in rows
     )
-    return f"<table><tr>{head}</tr>{body}</table>"
+    return f'<table class="rows"><tr>{head}</tr>{body}</table>'
 
 
 def _cell(name: str, value: object) -> str:
@@ -157,7 +158,17 @@ def _settings(config: Config) -> str:
 def _setting_table(title: str, values: dict[str, object]) -> str:
     secret = {"api_key"}
     rows = "".join(
-        f"<tr><td>{name}</td><td>{'(set)' if name in secret and value else html.escape(str(value))}</td></tr>"
+        f"<tr><td>{name}</td><td>{'(set)' if name in secret and value else _setting(value)}</td></tr>"
         for name, value in values.items()
     )
     return f'<table class="words"><tr><th>{title}</th><th></th></tr>{rows}</table>'
+
+
+def _setting(value: object) -> str:
+    """A value as it stands in a TOML file; nothing for an empty one."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list | dict):
+        pairs = [f"{k} = {v}" for k, v in value.items()] if isinstance(value, dict) else [str(v) for v in value]
+        return html.escape(", ".join(pairs)) or "–"
+    return html.escape(str(value)) or "–"

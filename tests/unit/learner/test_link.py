@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
+import time
 
 import pytest
 import zmq
@@ -11,8 +13,9 @@ import zmq
 from megathunder.errors import InfrastructureFailure
 from megathunder.learner.link import CellLink, Endpoint, LeaderLink
 from megathunder.learner.remote import LearnerClient
+from megathunder.learner.wire import decode_command
 from megathunder.learner.worker import serve
-from megathunder.types import Differentiate, Fold, Hello, Shutdown, TakeStep, WorkStats, BATCH
+from megathunder.types import BATCH, Differentiate, Done, Fold, Hello, Shutdown, TakeStep, WorkStats
 
 
 def start_cell(client: LearnerClient, cell: int, token: str, log: list, fail: bool = False) -> threading.Thread:
@@ -149,3 +152,28 @@ def test_a_coordinator_that_is_alive_and_says_nothing_is_given_up(monkeypatch: p
         link.receive()
     link.close()
     server.close(linger=0)
+
+
+def test_answers_of_another_machine_are_told_by_the_coordinators_clock() -> None:
+    async def scenario() -> list[Done]:
+        client = LearnerClient(2, "t", asyncio.Queue())
+        links = []
+        for cell, host in enumerate((socket.gethostname(), "elsewhere")):
+            hello = Hello(cell=cell, ranks=1, token="t", host=host)
+            links.append(LeaderLink(Endpoint(address=client.address, token="t"), hello, lambda: True))
+        await client.connect(10)
+        told = asyncio.create_task(client.everywhere(lambda i: TakeStep(item=i, update=0, normaliser=1.0), 10))
+        for cell, link in enumerate(links):
+            item = decode_command(await asyncio.to_thread(link.receive)).item
+            now = time.monotonic() + (1e6 if cell else 0.0)  # the other machine was started eleven days earlier
+            link.send(Done(item=item, cell=cell, started_s=now - 2.0, ended_s=now, stats=WorkStats()))
+        _, answers = await told
+        for link in links:
+            link.close()
+        await client.close()
+        return answers
+
+    now, answers = time.monotonic(), asyncio.run(scenario())
+    for done in answers:
+        assert done.ended_s - done.started_s == pytest.approx(2.0, abs=1e-6)
+        assert now - 0.1 < done.ended_s < now + 5

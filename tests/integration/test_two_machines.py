@@ -1,0 +1,115 @@
+"""Two learner machines, each one torchrun agent with an address of its own, train together with a real server.
+
+Both agents run here: one is 127.0.0.2, the other 127.0.0.3, so that what listens on 127.0.0.1 alone is not reached.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from megathunder.config import Config
+from megathunder.errors import ConfigError
+from megathunder.launch import Ranks
+from megathunder.metrics.folder import RunFolder
+from megathunder.metrics.row import read_rows
+from megathunder.metrics.spans import read_spans
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 240.0
+
+
+def start_agent(machine: int, port: int, output: Path, *settings: str, per_machine: int = 1) -> subprocess.Popen:
+    """The torchrun agent of machine 0 or 1; machine 0 serves the rendezvous."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", str(per_machine)]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.2:{port}", "--rdzv-id", "two"]
+    command += ["--rdzv-conf", f"is_host={int(machine == 0)}", "--local-addr", f"127.0.0.{2 + machine}"]
+    command += [str(ROOT / "tools" / "train.py"), "--config", str(ROOT / "examples" / "shell_grpo.toml"), *settings]
+    with output.open("wb") as log:
+        return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.2", 0))
+        return probe.getsockname()[1]
+
+
+def listening(process: subprocess.Popen) -> set[str]:
+    """Addresses at which the coordinator among the agent's descendants listens."""
+    found = set()
+    for child in psutil.Process(process.pid).children(recursive=True):
+        try:
+            if "megathunder.coordinator.process" in child.cmdline():
+                found |= {c.laddr.ip for c in child.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+        except psutil.Error:  # it has ended meanwhile
+            continue
+    return found
+
+
+@pytest.mark.slow
+def test_two_machines_take_exact_updates_together(tmp_path: Path) -> None:
+    port = free_port()
+    settings = ["--run.folder", str(tmp_path), "--run.name", "two", "--run.updates", "2", "--run.evaluate_every", "0"]
+    settings += ["--run.groups_per_update", "8", "--run.group_size", "4", "--streaming.pack_tokens", "512"]
+    settings += ["--tasks.latency_scale", "0.2", "--run.no-progress"]
+    logs = [tmp_path / f"agent{machine}.log" for machine in range(2)]
+    agents = [start_agent(machine, port, logs[machine], *settings) for machine in range(2)]
+    seen: set[str] = set()
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        while any(agent.poll() is None for agent in agents) and time.monotonic() < deadline:
+            if agents[0].poll() is None:
+                seen |= listening(agents[0])
+            time.sleep(0.5)
+    finally:
+        for agent in agents:
+            if agent.poll() is None:
+                os.killpg(agent.pid, signal.SIGTERM)
+    said = "\n".join(log.read_text() for log in logs)
+    assert [agent.wait(30) for agent in agents] == [0, 0], said
+    assert "127.0.0.2" in seen, f"the coordinator listened on {seen}"
+    folder = RunFolder(tmp_path / "two")
+    rows = read_rows(folder.metrics)
+    assert [row.update for row in rows] == [0, 1]
+    for row in rows:
+        assert row.policy_lag_max == 0 and row.contributions_applied + row.contributions_dropped == 32
+        assert row.step_wall_s == pytest.approx(row.rollout_s + row.tail_s + row.suffix_s)
+        assert row.engine_learner_logprob_diff_max < 1e-3
+    assert any(row.stepped for row in rows)
+    lanes = {span.lane for span in read_spans(folder.events) if span.name == "differentiate"}
+    assert len(lanes) == 2, f"both machines' cells take work, not {lanes}"
+
+
+@pytest.mark.slow
+def test_a_machine_that_does_not_see_the_run_folder_is_refused_by_name(tmp_path: Path) -> None:
+    port = free_port()
+    logs = [tmp_path / f"agent{machine}.log" for machine in range(2)]
+    folders = [["--run.folder", str(tmp_path / f"disk{machine}")] for machine in range(2)]
+    agents = [start_agent(machine, port, logs[machine], *folders[machine]) for machine in range(2)]
+    try:
+        assert all(agent.wait(90) != 0 for agent in agents)
+    finally:
+        for agent in agents:
+            if agent.poll() is None:
+                os.killpg(agent.pid, signal.SIGKILL)
+    said = logs[0].read_text()
+    assert f"does not see {tmp_path / 'disk0' / 'shell_grpo' / 'config.toml'}" in said, said
+    assert "set run.folder to one on a shared file system" in said
+
+
+def test_the_coordinator_listens_where_the_other_machines_reach_it() -> None:
+    alone = Ranks(rank=0, world=8, local_rank=0, machines=1, master="node7")
+    assert alone.listening_address(Config()) == "127.0.0.1"
+    several = Ranks(rank=0, world=8, local_rank=0, machines=2, master="127.0.0.2")
+    assert several.listening_address(Config()) == "127.0.0.2" == several.reachable_name(Config())
+    with pytest.raises(ConfigError, match="no address here"):
+        Ranks(rank=0, world=8, local_rank=0, machines=2, master="no-such-machine.invalid").listening_address(Config())
