@@ -1,8 +1,8 @@
 """The coordinator process: `python -m megathunder.coordinator.process CONFIG CELLS HOST FD`, started by rank 0.
 
-It listens on HOST and writes the whole address to the pipe FD, reads the run's token from the environment, assembles the run,
-trains, and ends with 0. It ends with 1 and one clear message when the run fails, with 2 for an error the user can
-mend, as `ending.py` says on a signal; whatever happens, servers and sandboxes are taken down first.
+It listens on HOST and writes the whole address to the pipe FD, reads the run's token from the environment, assembles
+the run, trains, and ends with 0. It ends with 1 and one clear message when the run fails, with 2 for an error the user
+can mend, as `ending.py` says on a signal; whatever happens, servers and sandboxes are taken down first.
 """
 
 from __future__ import annotations

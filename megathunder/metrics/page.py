@@ -14,7 +14,7 @@ CSS = """
 :root{--ink:#1f2430;--faint:#6b7280;--line:#e5e7eb;--good:#2f8f5b;--bad:#c0362c}
 *{box-sizing:border-box}body{margin:0;background:#f5f6f8;color:var(--ink);
 font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",sans-serif}
-main{max-width:1180px;margin:0 auto;padding:28px 20px 60px}h1{margin:0;font-size:26px}h2{margin:0 0 12px;font-size:17px}
+main{max-width:1240px;margin:0 auto;padding:28px 20px 60px}h1{margin:0;font-size:26px}h2{margin:0 0 12px;font-size:17px}
 .sub{color:var(--faint);margin:2px 0 18px}
 section{background:#fff;border:1px solid var(--line);border-radius:10px;padding:18px 20px;margin:16px 0;overflow-x:auto}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px}
@@ -23,11 +23,12 @@ section{background:#fff;border:1px solid var(--line);border-radius:10px;padding:
 .certificate{border-left:5px solid var(--good)}.certificate.broken{border-left-color:var(--bad)}
 .certificate p{margin:4px 0}.mark{font-weight:700;color:var(--good)}.broken .mark{color:var(--bad)}
 img,section>svg{max-width:100%;height:auto;display:block}
-table{border-collapse:collapse;font-size:12.5px;font-variant-numeric:tabular-nums}
-th,td{padding:3px 7px;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap;line-height:1.35}
+table{border-collapse:collapse;font-size:12px;font-variant-numeric:tabular-nums}
+th,td{padding:3px 5px;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap;line-height:1.35}
 th{color:var(--faint);font-weight:600}td:first-child,th:first-child{text-align:left}
 table.words td{text-align:left;white-space:normal}details{margin:8px 0}summary{cursor:pointer;font-weight:600}
-.settings{columns:2 420px;column-gap:28px}.settings table{break-inside:avoid;width:100%;margin-bottom:14px;table-layout:fixed}
+.settings{columns:2 420px;column-gap:28px}
+.settings table{break-inside:avoid;width:100%;margin-bottom:14px;table-layout:fixed}
 .settings td{overflow-wrap:anywhere}.rows{width:100%}.rows th{white-space:normal;vertical-align:bottom}
 """
 COLUMNS = {
