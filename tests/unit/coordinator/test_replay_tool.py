@@ -1,0 +1,128 @@
+"""tools/replay.py and tools/compare.py: what they ask the job for, what they conclude, and their exit status."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy
+import pytest
+from safetensors.numpy import save_file
+
+from megathunder.config import Config
+from megathunder.config.toml import to_toml
+from megathunder.coordinator.agenda import Agenda
+from megathunder.coordinator.job import JobFailed
+from megathunder.metrics.folder import RunFolder, start_run
+from megathunder.metrics.sinks import JsonlSink
+from tests.unit.coordinator.recordings import write_update
+from tests.unit.metrics.made_run import made_row
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"tool_{name}", ROOT / "tools" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    folder = tmp_path / "recorded"
+    folder.mkdir()
+    (folder / "config.toml").write_text(to_toml(Config()))
+    for update in range(2):
+        write_update(RunFolder(folder), update, groups=2, size=2)
+    return folder
+
+
+class Jobs:
+    """Stands for `run_job`: writes what a job would, thundersync's tensors `error` away from the others'."""
+
+    def __init__(self, error: float = 0.0) -> None:
+        self.error, self.asked = error, list[Config]()
+
+    def __call__(self, config: Config, *, ranks: int, settings: list[str]) -> RunFolder:
+        self.asked.append(config)
+        folder, agenda = start_run(config), Agenda(config)
+        sink = JsonlSink(folder.metrics)
+        for update in range(config.run.updates):
+            slot = agenda.slot(update)
+            sink.row(made_row(update, schedule=slot.variant.name))
+            off = self.error if slot.variant.schedule == "thundersync" else 0.0
+            for kind in ("gradients", "weights"):
+                folder.tensors_of(kind, update).parent.mkdir(exist_ok=True)
+                save_file({"w": numpy.array([1.0, off])}, folder.tensors_of(kind, update))
+        return folder
+
+
+def replay(monkeypatch: pytest.MonkeyPatch, recorded: Path, jobs: Jobs, *more: str) -> int:
+    module = tool("replay")
+    monkeypatch.setattr(module, "run_job", jobs)
+    return module.main([str(recorded), "--folder", str(recorded / "runs"), *more])
+
+
+def test_a_check_fails_above_the_tolerance_and_passes_below(monkeypatch: pytest.MonkeyPatch, recorded: Path) -> None:
+    out = str(recorded / "out.json")
+    assert replay(monkeypatch, recorded, Jobs(9e-6), "--check-against", "sync", "--json", out) == 0
+    found = json.loads(Path(out).read_text())["check"]
+    assert found["gradient_max_rel_diff"] == pytest.approx(9e-6)
+    assert replay(monkeypatch, recorded, Jobs(1.1e-5), "--check-against", "sync") == 1
+    assert replay(monkeypatch, recorded, Jobs(1.1e-5)) == 0, "nothing is compared unless it is asked for"
+
+
+def test_a_check_runs_both_schedules_at_rest_and_then_one_real_step_of_each(
+    monkeypatch: pytest.MonkeyPatch, recorded: Path
+) -> None:
+    jobs = Jobs()
+    options = ("--check-against", "sync", "--content-ready", "--shuffle-arrivals", "3", "--verifier-s", "0.5")
+    assert replay(monkeypatch, recorded, jobs, *options) == 0
+    at_rest, first, second = jobs.asked
+    assert at_rest.run.alternate == ("sync", "thundersync+content_ready") and at_rest.run.updates == 4
+    assert (at_rest.replay.learn, first.replay.learn, second.replay.learn) == (False, True, True)
+    assert (first.schedule, second.schedule) == ("sync", "thundersync")
+    assert (first.streaming.content_ready, second.streaming.content_ready) == (False, True)
+    assert (second.replay.shuffle_seed, second.replay.verifier_s) == (3, 0.5)
+    assert at_rest.learner.learning_rate > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [
+        (("--schedule", "thundersink"), 2),
+        (("--updates", "7"), 2),
+        (("--check-against", "sync/never"), 2),
+    ],
+)
+def test_what_cannot_be_replayed_ends_with_two(
+    monkeypatch: pytest.MonkeyPatch, recorded: Path, options: tuple[str, ...], status: int
+) -> None:
+    assert replay(monkeypatch, recorded, Jobs(), *options) == status
+
+
+def test_a_failed_job_ends_with_one(monkeypatch: pytest.MonkeyPatch, recorded: Path) -> None:
+    def fail(config: Config, *, ranks: int, settings: list[str]) -> RunFolder:
+        raise JobFailed("the job ended with status 1")
+
+    assert replay(monkeypatch, recorded, fail) == 1  # type: ignore[arg-type]
+
+
+def test_a_comparison_is_of_a_workload_or_of_a_recording(monkeypatch: pytest.MonkeyPatch, recorded: Path) -> None:
+    module = tool("compare")
+    monkeypatch.setattr(module, "run_job", Jobs())
+    folder = ["--folder", str(recorded / "runs"), "--json", str(recorded / "out.json")]
+    for wrong in (["--mode", "replay"], ["--config", "a", "--run", "b"], ["--mode", "replay", "--config", "a"]):
+        assert module.main([*wrong, *folder]) == 2
+    assert module.main(["--config", str(ROOT / "examples/overlap_grpo.toml"), "--schedules", "sync,sync", *folder]) == 2
+    names = "thundersync,thundersync+no_verifier"
+    more = ["--mode", "replay", "--run", str(recorded), "--schedules", names, "--repeats", "2", "--verifier-s", "1.0"]
+    assert module.main([*more, *folder]) == 0
+    table = json.loads((recorded / "out.json").read_text())
+    assert table["base"] == "thundersync" and len(table["verifier_hidden"]["thundersync"]["runs"]) == 2
