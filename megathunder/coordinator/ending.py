@@ -29,15 +29,12 @@ class Ending:
         self._work, self._parent, self._limit_s = work, parent, limit_s
         self._asked = False
         self._status: int | None = None
-        self._reason = ""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
         loop.add_signal_handler(signal.SIGINT, self._at_once, INTERRUPTED, "")
 
     def status(self) -> int:
-        """The exit status of cancelled work, said with its reason where that is an error."""
-        if self._reason:
-            complain(self._reason)
+        """The exit status of cancelled work."""
         return INTERRUPTED if self._status is None else self._status
 
     def _on_sigterm(self) -> None:
@@ -53,5 +50,7 @@ class Ending:
 
     def _at_once(self, status: int, reason: str) -> None:
         if self._status is None:
-            self._status, self._reason = status, reason
+            self._status = status
+            if reason:
+                complain(reason)  # now: what follows may be cut short
             self._work.cancel()

@@ -61,6 +61,9 @@ async def take_updates(coordinator: Coordinator, ending: Ending) -> None:
         await train(coordinator)
     except Stopped:
         pass
+    except asyncio.CancelledError:
+        coordinator.parts.monitor.hurry()
+        raise
     finally:
         await coordinator.end_rollouts()
     await coordinator.finish()

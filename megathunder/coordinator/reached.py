@@ -44,6 +44,8 @@ async def reach_servers(parts: Parts, version: int, send: Send) -> list[tuple[Pu
         if not parts.servers.servers or time.monotonic() > deadline:
             break
         await asyncio.sleep(AGAIN_S)
+    if not parts.servers.servers:
+        raise InfrastructureFailure("every rollout server is lost (rollout.max_restarts); see logs/ of the run")
     states = ", ".join(f"{server.name} holds {holds}" for server, holds in held.items()) or "none is ready"
     raise InfrastructureFailure(
         f"version {version} did not reach {needed} server(s) (publish.min_servers) within {limit_s:.0f} s: {states}"

@@ -75,7 +75,8 @@ class Rollouts:
 
         Raises what a worker or the collector raised, and InfrastructureFailure after `timeout_s` of silence."""
         try:
-            found = [await asyncio.wait_for(self.inbox.get(), timeout_s)]
+            async with asyncio.timeout(timeout_s):  # unlike wait_for, it never swallows a cancellation
+                found = [await self.inbox.get()]
         except TimeoutError:
             raise InfrastructureFailure(
                 f"update {self.update} made no progress for {timeout_s:.0f} s: {len(self.trajectories)} of "

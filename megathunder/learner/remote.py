@@ -62,7 +62,8 @@ class LearnerClient:
         """Wait for the Hello of every cell; InfrastructureFailure naming those that are missing."""
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._ping())]
         try:
-            await asyncio.wait_for(self._until(lambda: len(self._peers) == self._cells), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._until(lambda: len(self._peers) == self._cells)
         except TimeoutError:
             missing = sorted(set(range(self._cells)) - set(self._peers))
             raise InfrastructureFailure(f"learner cells {missing} did not report within {timeout_s:.0f} s") from None
@@ -117,7 +118,8 @@ class LearnerClient:
         async with self._control:
             self._reserved.update(cells)
             try:
-                return await asyncio.wait_for(self._exchange(cells, make), limit_s)
+                async with asyncio.timeout(limit_s):
+                    return await self._exchange(cells, make)
             except TimeoutError:
                 self.check()
                 raise InfrastructureFailure(

@@ -22,6 +22,9 @@ from megathunder.metrics.trajectories import Decode, TrajectoryWriter
 from megathunder.types import Event
 
 
+REPORT_S = 180.0
+
+
 class Monitor:
     """Fans out to console, sinks, events and trajectories."""
 
@@ -58,6 +61,10 @@ class Monitor:
         if self._report_every and (row.update + 1) % self._report_every == 0:
             self._rebuild_report(wait=False)
 
+    def hurry(self) -> None:
+        """The process must end soon: build no report (`tools/report.py` does)."""
+        self._at_end = False
+
     def close(self) -> None:
         """End every sink, then build the report from what they wrote."""
         for sink in self._sinks:
@@ -76,8 +83,15 @@ class Monitor:
         command = [sys.executable, "-m", "megathunder.metrics.report", str(self.folder.path)]
         self._report = subprocess.Popen(command)
         os.setpriority(os.PRIO_PROCESS, self._report.pid, 10)
-        if wait and self._report.wait():
+        if wait and not self._report_built():
             self._console.say(f"the report was not built; see above, then: tools/report.py {self.folder.path}")
+
+    def _report_built(self) -> bool:
+        try:
+            return self._report.wait(REPORT_S) == 0
+        except subprocess.TimeoutExpired:
+            self._report.kill()
+            return False
 
 
 def open_monitor(config: Config, folder: RunFolder, decode: Decode) -> Monitor:

@@ -1,7 +1,7 @@
 """A pool of rollout servers: started here or given by address, watched, restarted, and offered while they are ready.
 
     STARTING -> READY -> DOWN -> (restarted, weights sent again) READY -> ...
-                              -> LOST  (restarts used up, or the restart failed)
+                              -> LOST  (restarts used up; a restart that fails counts)
 
 A server that comes back has a higher `incarnation` and gets no work before `on_restart` has returned: the coordinator
 sends it the current weights there. Called by the coordinator; the agents wait on `wait_ready`.
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 OnRestart = Callable[[ServerAddress], Awaitable[None]]
 PROBE_EVERY_S = 2.0
+PORT_TAKEN, PORT_ATTEMPTS = "EADDRINUSE", 3
 
 
 class ServerState(Enum):
@@ -116,7 +117,8 @@ class ServerPool:
                 if not self.servers:
                     raise InfrastructureFailure(f"every {self._name} server is lost; see the logs in {self._folder}")
                 try:
-                    await asyncio.wait_for(self._changed.wait(), deadline - time.monotonic())
+                    async with asyncio.timeout(deadline - time.monotonic()):
+                        await self._changed.wait()
                 except TimeoutError:
                     raise InfrastructureFailure(f"no {self._name} server was ready within {timeout_s:.0f} s") from None
         return self.ready
@@ -173,6 +175,17 @@ class ServerPool:
             await self._enter(slot, ServerState.READY)
 
     async def _launch(self, slot: Slot, port: int) -> None:
+        """Start it; again where another program took a port that the server had chosen for itself."""
+        for attempt in range(PORT_ATTEMPTS):
+            try:
+                await self._start(slot, port)
+                return
+            except UserError as error:
+                if PORT_TAKEN not in str(error) or attempt + 1 == PORT_ATTEMPTS:
+                    raise
+                log.warning("server %s found a port taken while it started; starting it again", slot.address.name)
+
+    async def _start(self, slot: Slot, port: int) -> None:
         with tracing.span(slot.address.name, "start server"):
             slot.process = await start_server(
                 self._config,
@@ -204,13 +217,23 @@ class ServerPool:
             reason = await self._until_dead(slot)
             log.warning("server %s is down: %s", slot.address.name, reason)
             await self._enter(slot, ServerState.DOWN)
-            try:
-                await self._recover(slot)
-            except Exception as error:  # the edge to another process and to the caller's callback
-                log.error("server %s is lost", slot.address.name, exc_info=error)
+            if not await self._comes_back(slot):
+                log.error("server %s is lost: max_restarts=%d", slot.address.name, self._config.max_restarts)
                 await self._enter(slot, ServerState.LOST)
                 return
             await self._enter(slot, ServerState.READY)
+
+    async def _comes_back(self, slot: Slot) -> bool:
+        """Start it, as often as the restarts of this run allow, until it is back and has the weights."""
+        while slot.restarts < self._config.max_restarts:
+            slot.restarts += 1
+            try:
+                await self._recover(slot)
+            except Exception as error:  # the edge to another process and to the caller's callback
+                log.error("restart %d of server %s failed: %s", slot.restarts, slot.address.name, error)
+            else:
+                return True
+        return False
 
     async def _until_dead(self, slot: Slot) -> str:
         """Returns why the server counts as dead: its process ended, it refused a probe made on suspicion, or it
@@ -244,16 +267,13 @@ class ServerPool:
         return slot.process is not None and slot.process.exit_status is not None
 
     async def _recover(self, slot: Slot) -> None:
-        slot.restarts += 1
-        if slot.restarts > self._config.max_restarts:
-            raise InfrastructureFailure(f"it went down {slot.restarts} times; max_restarts={self._config.max_restarts}")
-        if slot.process is not None:
-            await slot.process.kill()
-            slot.process = None
-            port = int(slot.address.url.rpartition(":")[2])
-            await self._launch(slot, port)
-        else:
+        if self._urls:
             await self._until_back(slot)
+        else:
+            if slot.process is not None:
+                await slot.process.kill()
+                slot.process = None
+            await self._launch(slot, int(slot.address.url.rpartition(":")[2]))
         old = slot.address
         slot.address = ServerAddress(name=old.name, url=old.url, incarnation=old.incarnation + 1)
         if self._on_restart is not None:

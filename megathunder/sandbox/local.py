@@ -44,6 +44,11 @@ class LocalSandbox:
         self.healthy = True
         await self.upload(files)
 
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs and its answers are in step."""
+        return self.healthy and self._process is not None and self._process.poll() is None
+
     async def exec(self, command: str, deadline_s: float) -> ExecResult:
         """Runs `command` with bash for at most `deadline_s` seconds."""
         started = time.monotonic()

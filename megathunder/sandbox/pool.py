@@ -83,7 +83,7 @@ class SandboxPool:
         await self._places.acquire()
         sandbox: LocalSandbox | None = None
         try:
-            sandbox = self._idle.pop() if self._idle else await self._new()
+            sandbox = await self._waiting() or await self._new()
             self._lent.add(sandbox)
             self._refill()
             await sandbox.upload(files)
@@ -140,6 +140,15 @@ class SandboxPool:
     def _ended_uids(self) -> set[int]:
         owners = (LocalSandbox(self._config, slot).identity for slot in self._free_slots)
         return {who.uid for who in owners if who.own_uid}
+
+    async def _waiting(self) -> LocalSandbox | None:
+        """An idle sandbox that still lives; one that died unused costs nobody a retry."""
+        while self._idle:
+            sandbox = self._idle.pop()
+            if sandbox.alive:
+                return sandbox
+            await self._end(sandbox)
+        return None
 
     async def _new(self) -> LocalSandbox:
         sandbox = LocalSandbox(self._config, self._free_slots.pop())
