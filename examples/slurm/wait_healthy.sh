@@ -9,7 +9,7 @@ healthy() {
     python -c "$ask" "$@" 2>/dev/null
 }
 while :; do
-    mapfile -t urls < <(find "$folder" -maxdepth 1 -type f ! -name '*.partial' -exec cat {} + 2>/dev/null | sort)
+    mapfile -t urls < <(find "$folder" -maxdepth 1 -type f ! -name '.*' -exec cat {} + 2>/dev/null | sort)
     [ ${#urls[@]} -ge "$count" ] && healthy "${urls[@]}" && break
     if [ $SECONDS -ge $deadline ]; then
         echo "${#urls[@]} of $count servers announced in $folder within $limit_s s: ${urls[*]}" >&2

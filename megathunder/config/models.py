@@ -30,13 +30,14 @@ def models_are_described_and_agree(config: Config) -> None:
 
 
 def model_folders_are_whole(config: Config) -> None:
-    _model_folder(config.learner.model, "learner.model")
+    model_folder_is_whole(config.learner.model, "learner.model")
     if config.objective == "opd" and config.opd.teacher and not config.replay.run:
-        _model_folder(config.opd.teacher, "opd.teacher")
+        model_folder_is_whole(config.opd.teacher, "opd.teacher")
         _same_vocabulary(config.learner.model, config.opd.teacher)
 
 
-def _model_folder(folder: str, setting: str) -> None:
+def model_folder_is_whole(folder: str, setting: str) -> None:
+    """Raise ConfigError, naming `setting`, where a description, a tokenizer or weights are missing."""
     read_config_json(folder, setting)
     path = Path(folder)
     wanted = {"tokenizer.json": "tokenizer.json", "weights": "*.safetensors"}

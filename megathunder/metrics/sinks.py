@@ -7,6 +7,7 @@ the run folder for `wandb sync`, and `metrics.jsonl` has everything.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from pathlib import Path
 from types import ModuleType
@@ -93,6 +94,7 @@ def open_sinks(config: Config, folder: RunFolder) -> list[Sink]:
 
 
 def _kept_id(path: Path) -> str:
+    """The run's id, the one given by a W&B agent if this is a trial of a sweep."""
     if not path.exists():
-        write_atomically(path, secrets.token_hex(4).encode())
+        write_atomically(path, (os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)).encode())
     return path.read_text()
