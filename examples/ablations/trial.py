@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """One point of a sweep: `trial.py --config C.toml --schedule=sync --run.group_size=4` trains as `runs/.../sync_4`.
 
-A trial is named after what it varies, so that trials do not write into each other's folders. Run by `wandb agent` and by
-`grid.py`; everything else is tools/train.py.
+A trial is named after what it varies, so that trials do not write into each other's folders. Run by `wandb agent` and
+by `grid.py`; everything else is tools/train.py.
 """
 
 from __future__ import annotations
