@@ -134,7 +134,7 @@ class Coordinator:
     def replace_groups(self, scheduler: UpdateScheduler, rollouts: Rollouts) -> None:
         """Draw a task for each group that closed with equal rewards, as far as the objective asks for it."""
         while scheduler.needs_replacement():
-            tasks = self.parts.supply.another(rollouts.batch)
+            tasks = self.parts.supply.another(rollouts.batch, len(rollouts.groups))
             if tasks is None:
                 scheduler.decline_replacements()
                 return

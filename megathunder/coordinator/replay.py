@@ -154,19 +154,14 @@ class ReplayedSupply:
     def __init__(self, config: Config, recorded: Sequence[Recorded]) -> None:
         self._config, self._agenda = config, Agenda(config)
         self._recorded = recorded
-        self._given: dict[int, int] = {}
 
     def groups(self, batch: int) -> list[list[Task]]:
         first = self._of(batch)[: self._config.run.groups_per_update]
-        self._given[batch] = len(first)
         return [[_placeholder(record) for record in group] for group in first]
 
-    def another(self, batch: int) -> list[Task] | None:
-        left = self._of(batch)[self._given[batch] :]
-        if not left:
-            return None
-        self._given[batch] += 1
-        return [_placeholder(record) for record in left[0]]
+    def another(self, batch: int, index: int) -> list[Task] | None:
+        recorded = self._of(batch)
+        return [_placeholder(record) for record in recorded[index]] if index < len(recorded) else None
 
     async def collect(self, rollouts: Rollouts, first_group: int) -> None:
         """Emit the events of these groups at their times."""

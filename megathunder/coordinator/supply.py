@@ -1,7 +1,7 @@
 """Where an update's trajectories come from: sampled by servers and agents, or fed from a recorded run (`replay.py`).
 
     groups(batch)          the groups an update begins with
-    another(batch)         one more group, in the place of one whose rewards were equal; None where there is none
+    another(batch, n)      group n, in the place of one whose rewards were equal; None where there is none
     collect(rollouts, n)   emits the events of groups n, n + 1, ... into `rollouts.inbox`
 
 Called by the coordinator.
@@ -36,7 +36,7 @@ class Supply(Protocol):
 
     def groups(self, batch: int) -> Groups: ...
 
-    def another(self, batch: int) -> list[Task] | None: ...
+    def another(self, batch: int, index: int) -> list[Task] | None: ...
 
     async def collect(self, rollouts: Rollouts, first_group: int) -> None: ...
 
@@ -76,6 +76,7 @@ class SampledSupply:
     def __init__(self, config: Config, source: TaskSource, collector: Collector) -> None:
         self._config, self._source, self._collector = config, source, collector
         self._batches: dict[int, Groups] = {}
+        self._replacements: dict[tuple[int, int], list[Task]] = {}  # of a comparison, by batch and group
         self._begins: dict[int, SourceState] = {}  # of the batches taken last
 
     def position(self, batch: int) -> SourceState:
@@ -92,11 +93,16 @@ class SampledSupply:
             self._batches[batch] = [self._group(task) for task in tasks]
         return self._batches[batch] if self._config.run.alternate else self._batches.pop(batch)
 
-    def another(self, batch: int) -> list[Task] | None:
+    def another(self, batch: int, index: int) -> list[Task] | None:
+        if known := self._replacements.get((batch, index)):
+            return known
         try:
-            return self._group(self._source.take(1)[0])
+            group = self._group(self._source.take(1)[0])
         except ConfigError:  # a source that does not wrap is used up: the update goes on without
             return None
+        if self._config.run.alternate:
+            self._replacements[batch, index] = group
+        return group
 
     async def collect(self, rollouts: Rollouts, first_group: int) -> None:
         await self._collect(rollouts, first_group, score=True)

@@ -132,9 +132,9 @@ def test_further_recorded_groups_replace_those_an_update_begins_with(tmp_path: P
     run = dataclasses.replace(Config().run, groups_per_update=2)
     supply = ReplayedSupply(dataclasses.replace(Config(), run=run), [update])
     assert [len(group) for group in supply.groups(0)] == [4, 4]
-    another = supply.another(0)
+    another = supply.another(0, 2)
     assert another is not None and another[0].id == "task-2"
-    assert supply.another(0) is None
+    assert supply.another(0, 3) is None
 
     async def run_one() -> set[int]:
         past = time.monotonic() - 9
