@@ -51,6 +51,11 @@ def complain(message: str) -> None:
     last, quotes it."""
     text = f"error: {message}"
     print(text, file=sys.stderr, flush=True)
+    tell_torchrun(text)
+
+
+def tell_torchrun(text: str) -> None:
+    """Leave `text` where torchrun looks for the reason of a failed rank; nothing without torchrun."""
     if path := os.environ.get(TORCHRUN_FILE):
         content = {"message": {"message": text, "extraInfo": {"timestamp": str(int(time.time()))}}}
         with open(path, "w") as file:

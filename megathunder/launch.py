@@ -176,7 +176,8 @@ def run_rank(config: Config, folder: Path) -> int:
 
 
 def leave_the_word_to_rank_0() -> int:
-    """Other ranks fail for the same reason as rank 0, which says it once. torchrun names the first rank that ends."""
+    """Other ranks fail for the same reason as rank 0, which says it once and ends: then torchrun ends this one. It
+    reports the rank that ends first, so wait. Returns 1 where rank 0 is well."""
     _on_signals(signal.SIG_DFL)
     time.sleep(FIRST_WORD_S)
     return 1

@@ -10,7 +10,9 @@ and no weights, a folder with the model's config.json will do.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import sys
 from pathlib import Path
 
@@ -22,8 +24,8 @@ from megathunder.config.checks import check, check_plan, notes
 from megathunder.config.load import load_config
 from megathunder.config.model_shape import read_model_shape
 from megathunder.config.variant import Variant
-from megathunder.errors import UserError, complain
-from megathunder.launch import Ranks, run_rank
+from megathunder.errors import UserError, complain, tell_torchrun
+from megathunder.launch import Ranks, leave_the_word_to_rank_0, run_rank
 from megathunder.metrics.folder import RunFolder, resume_run, start_run
 from megathunder.metrics.memory import gpu_use, host_limit_bytes
 from megathunder.metrics.plan import make_plan, plan_table
@@ -35,7 +37,7 @@ def main(argv: list[str]) -> int:
     ranks = Ranks.from_environment()
     only_plan = "--plan" in argv
     try:
-        config = load_config([a for a in argv if a != "--plan"])
+        config = read_settings([a for a in argv if a != "--plan"], ranks)
         folder = Path(config.run.folder) / config.run.name
         if only_plan:
             meant = config.hardware.learner_ranks or ranks.world
@@ -50,8 +52,28 @@ def main(argv: list[str]) -> int:
             resume_run(start_run(with_equal_weights(config)), first_update)
         return run_rank(with_equal_weights(config), folder)
     except UserError as error:
+        if ranks.rank:
+            leave_the_word_to_rank_0()
         complain(str(error))
         return 2
+
+
+def read_settings(argv: list[str], ranks: Ranks) -> Config:
+    """The settings. Every rank reads them; what is wrong with the command line is printed by rank 0 alone."""
+    if ranks.rank == 0:
+        try:
+            return load_config(argv)
+        except SystemExit as end:
+            if end.code:
+                tell_torchrun("error: a word of the command line is wrong; the lines above the summary name it")
+            raise
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            return load_config(argv)
+    except SystemExit as end:
+        if end.code:
+            leave_the_word_to_rank_0()
+        raise
 
 
 def check_objectives(config: Config) -> None:
