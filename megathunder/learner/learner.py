@@ -22,6 +22,7 @@ from megathunder.config.root import Config
 from megathunder.errors import StalePolicyError
 from megathunder.learner import state
 from megathunder.learner.accumulators.arithmetic import FixedPointArithmetic, FloatArithmetic
+from megathunder.learner.accumulators.host import HostArithmetic, HostTraffic
 from megathunder.learner.accumulators.layout import GradientLayout
 from megathunder.learner.accumulators.store import AccumulatorStore
 from megathunder.learner.backward import Runner, Tally
@@ -52,8 +53,17 @@ class Learner:
         self._chunks = wrap(self.bundle, settings)
         gradients = GradientLayout(self._chunks)
         exact = settings.accumulator == "exact"
-        self.arithmetic = FixedPointArithmetic(gradients, settings.exact_range) if exact else FloatArithmetic(gradients)
-        self.store = AccumulatorStore(gradients, self.arithmetic, on_host=settings.accumulator_placement == "host")
+        on_host = settings.accumulator_placement == "host"
+        self._traffic = None
+        if on_host and not exact and layout.device.type == "cuda":
+            self._traffic = HostTraffic(layout.device, gradients.homes[0].dtype)
+        if self._traffic:
+            self.arithmetic = HostArithmetic(gradients, self._traffic)
+        else:
+            self.arithmetic = (
+                FixedPointArithmetic(gradients, settings.exact_range) if exact else FloatArithmetic(gradients)
+            )
+        self.store = AccumulatorStore(gradients, self.arithmetic, on_host=on_host)
         self.stepper = Stepper(self._chunks, gradients, settings, config.run.updates)
         dtype, transformer = DTYPES[settings.dtype], self.bundle.transformer_config
         self.runner = Runner(
@@ -118,6 +128,7 @@ class Learner:
             flops=tally.flops,
             replay_tokens=tally.replay_tokens,
             accumulator_bytes=self.store.bytes,
+            extra={"exposed_copy_s_max": self._traffic.exposed_s()} if self._traffic else {},
         )
 
     def abandon_update(self) -> None:

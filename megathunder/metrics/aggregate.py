@@ -262,6 +262,7 @@ class UpdateTally:
             accumulator_bytes_peak=max(work.accumulator_bytes, step.accumulator_bytes),
             host_memory_bytes=outcome.host_memory_bytes,
             gpu_memory_bytes=outcome.gpu.memory_bytes if outcome.gpu else None,
+            exposed_copy_s=step.extra.get("exposed_copy_s_max"),
             gpu_utilisation=outcome.gpu.utilisation if outcome.gpu else None,
             learner_idle_s=None if outcome.idle_s is None else outcome.idle_s / self.cells,
             learner_blocked_s=None if outcome.blocked_s is None else outcome.blocked_s / self.cells,

@@ -9,7 +9,8 @@ With n trained parameters on the rank (all of them, or the adapters), of type si
     weights s (all);  gradient buffer 4 n;  optimizer 8 n (two moments), 12 n below float32 (and float32 masters),
     sharded over ranks / (t p) for dense and ranks / (e x p) for expert parameters with `distributed_optimizer`;
     accumulators 4 n each (8 n in exact mode), in host memory if they are placed there;
-    scratch 4 n where a backward pass cannot add to the accumulator directly (host), the integer batch 8 n (exact);
+    scratch where a backward pass cannot add to the accumulator directly: host 4 n, of a GPU two of them and the copies'
+    buffers; exact 8 n, the integer batch;
     activations of one micro-batch of `pack_tokens` / c tokens (estimate), its logits (estimate).
 
 Called by `plan.py`; pure. Sizes are exact up to Megatron's padding of buffers; estimates are named so.
@@ -30,6 +31,8 @@ GPU_PROGRAM_BYTES = 4 << 30
 """Of a GPU rank: CUDA context, NCCL's buffers, what the allocator cannot use."""
 HOST_PROGRAM_BYTES = 6 << 30
 """Of a GPU rank, in host memory: interpreter, libraries, the driver's own."""
+COPY_BUFFER_BYTES = 3 * 64 << 20
+"""Between a GPU and accumulators in host memory (`learner/accumulators/host.py`)."""
 LOGIT_COPIES_BYTES = 14
 """Of one logit below float32 at the peak: the projection's output, three float32 arrays (logits, shares, gradient)."""
 
@@ -147,7 +150,8 @@ def make_memory(config: Config, shape: ModelShape, *, ranks: int, on_gpu: bool) 
     server_size = SIZES.get(config.rollout.dtype, 2)
     shares = config.rollout.gpus_per_server
     cache = 2 * shape.layers * shape.kv_heads * shape.head_size * server_size // min(shares, shape.kv_heads)
-    scratch = 8 * trained.total if exact else element * trained.total if host and accumulators else 0
+    through = (2 * element * trained.total + COPY_BUFFER_BYTES) if on_gpu else element * trained.total
+    scratch = 8 * trained.total if exact else through if host and accumulators else 0
     return Memory(
         weights=held * size,
         gradient=trained.total * element,

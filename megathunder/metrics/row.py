@@ -87,6 +87,9 @@ class MetricsRow(msgspec.Struct, frozen=True, kw_only=True):
     accumulator_bytes_peak: Annotated[int, _is("Most bytes of accumulators one cell held at once.")]
     host_memory_bytes: Annotated[int, _is("Resident memory of the run's processes on this host at the row's end.")]
     gpu_memory_bytes: Annotated[int | None, _is("Memory in use on this host's fullest GPU; None: no GPU.")] = None
+    exposed_copy_s: Annotated[
+        float | None, _is("Seconds a GPU waited for copies to and from accumulators in host memory; None: none there.")
+    ] = None
     gpu_utilisation: Annotated[float | None, _is("Mean share of time in which this host's GPUs ran kernels.")] = None
 
     # admission; None: written before these were kept

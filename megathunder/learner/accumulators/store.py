@@ -8,7 +8,8 @@
 
 `collect(key)` points `param.main_grad` at the right buffers for the backward passes of its body. Under exact
 arithmetic, and for accumulators on host memory, every backward goes through a scratch on the device: Megatron's own
-buffer in exact mode (the batch is then integers elsewhere), a spare one otherwise.
+buffer in exact mode (the batch is then integers elsewhere), a spare one otherwise, two in turn on a GPU, so that one
+empties into host memory (`host.py`) while the next backward fills the other.
 Called by `learner.py`. Refuses to fold an accumulator that nothing was added to.
 """
 
@@ -21,6 +22,7 @@ import torch
 
 from megathunder.errors import MegathunderError, UserError
 from megathunder.learner.accumulators.arithmetic import Accumulator, FixedPointArithmetic, FloatArithmetic
+from megathunder.learner.accumulators.host import HostTraffic
 from megathunder.learner.accumulators.layout import GradientLayout
 from megathunder.types import BATCH, AccumulatorKey, Fold
 
@@ -38,14 +40,16 @@ class AccumulatorStore:
         self.batch = arithmetic.allocate() if arithmetic.exact else home
         self._open: dict[AccumulatorKey, Accumulator] = {BATCH: self.batch}
         self._pool: list[Accumulator] = []
-        self._scratch: Accumulator | None = home if arithmetic.exact else None
+        self._traffic: HostTraffic | None = getattr(arithmetic, "traffic", None)
+        self._scratches: list[Accumulator] = [home] if arithmetic.exact else []
+        self._emptied: dict[int, torch.cuda.Event] = {}  # of a scratch, by its identity
         self._through_scratch = arithmetic.exact or on_host
         self.peak_bytes = 0
 
     @property
     def bytes(self) -> int:
         """Bytes allocated beyond Megatron's own gradient buffer, the pool and the scratch included."""
-        extra = [*self._open.values(), *self._pool, *([self._scratch] if self._scratch else [])]
+        extra = [*self._open.values(), *self._pool, *self._scratches]
         return sum(_bytes(a) for a in extra if a is not self._home)
 
     @property
@@ -77,6 +81,8 @@ class AccumulatorStore:
         else:
             batch = key == BATCH and self.arithmetic.exact
             self.arithmetic.deposit(self.of(key), scratch.flats, coefficient if batch else self._whole)
+        if self._traffic:
+            self._emptied[id(scratch)] = self._traffic.asked()
         self.layout.point_home()
 
     def of(self, key: AccumulatorKey) -> Accumulator:
@@ -123,12 +129,16 @@ class AccumulatorStore:
         return self.arithmetic.allocate(self._place)
 
     def _zeroed_scratch(self) -> Accumulator:
-        if self._scratch is None:
-            self._scratch = FloatArithmetic(self.layout).allocate()
+        if len(self._scratches) < (2 if self._traffic else 1):
+            self._scratches.append(FloatArithmetic(self.layout).allocate())
             self.peak_bytes = max(self.peak_bytes, self.bytes)
-        for flat in self._scratch.flats:
+        scratch = self._scratches.pop(0)
+        self._scratches.append(scratch)
+        if id(scratch) in self._emptied:
+            self._traffic.wait(self._emptied.pop(id(scratch)))
+        for flat in scratch.flats:
             flat.zero_()
-        return self._scratch
+        return scratch
 
     @property
     def _whole(self) -> float | None:

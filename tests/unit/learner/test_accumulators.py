@@ -1,5 +1,6 @@
 """Accumulators: pointing, moments, folding, the pool, and the exact sum."""
 
+import contextlib
 import itertools
 import random
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import torch
 
 from megathunder.errors import MegathunderError, UserError
 from megathunder.learner.accumulators.arithmetic import FixedPointArithmetic, FloatArithmetic
+from megathunder.learner.accumulators.host import HostArithmetic, HostTraffic
 from megathunder.learner.accumulators.layout import GradientLayout
 from megathunder.learner.accumulators.store import AccumulatorStore
 from megathunder.types import BATCH, AccumulatorKey, Fold, FoldTerm
@@ -189,3 +191,56 @@ def test_the_update_ends_with_everything_at_zero_and_pointing_home():
     store.abandon()
     assert float(store.layout.homes[0].abs().sum()) == 0 and not store.open_keys
     assert model.a.main_grad.data_ptr() == store.layout.home_views[0].data_ptr()
+
+
+class Streams:
+    """torch.cuda where every stream is the CPU, whose work is in order; events tell nothing apart."""
+
+    class Stream:
+        def wait_stream(self, other):
+            assert other is not None
+
+        def wait_event(self, event):
+            assert event is not None
+
+    class Event:
+        def __init__(self, enable_timing):
+            self.timed = enable_timing
+
+        def record(self, stream):
+            assert stream is not None
+
+        def elapsed_time(self, end):
+            assert self.timed and end.timed
+            return 500.0
+
+    stream = staticmethod(lambda stream: contextlib.nullcontext())
+    current_stream = staticmethod(lambda: Streams.Stream())
+    synchronize = staticmethod(lambda: None)
+
+
+@pytest.mark.parametrize("piece", [1, 5, 64])
+def test_sums_in_host_memory_pass_in_pieces_and_equal_those_on_the_device(piece, monkeypatch):
+    model = FlatModel()
+    layout = GradientLayout([model])
+    traffic = HostTraffic(torch.device("cpu"), torch.float32, piece=piece, cuda=Streams)
+    arithmetic = HostArithmetic(layout, traffic)
+    monkeypatch.setattr(arithmetic, "zero", lambda a: setattr(a, "fresh", True) if a is not store.batch else a)
+    store = AccumulatorStore(layout, arithmetic, on_host=True)
+    _, plain = make()
+    for update in range(2):  # the second time accumulators come from the pool, full of the first time's numbers
+        for seed, key in [(1, C0), (2, C1), (3, C0), (4, BATCH)]:
+            with store.collect(key):
+                model.add(seed + 10 * update)
+        assert store.of(C0).fresh is False
+        fold(store, (C0, BATCH, 0.7), (C1, BATCH, -0.4), free=(C0, C1))
+        want = 0.7 * (gradient_of(1 + 10 * update) + gradient_of(3 + 10 * update))
+        want += gradient_of(4 + 10 * update) - 0.4 * gradient_of(2 + 10 * update)
+        assert torch.allclose(value(store), want, atol=1e-6)
+        store.clear()
+        assert not value(store).any()
+    with store.collect(S0, reward=0.5):
+        model.add(7)
+    fold(store, (S0, C1, 2.0), (S1, C1, 4.0), (C1, BATCH, 1.0), free=(S0, S1, C1))
+    assert torch.allclose(value(store), 4 * gradient_of(7), atol=1e-6)
+    assert len(store._scratches) == 2 and traffic.exposed_s() > 0

@@ -16,10 +16,11 @@ from megathunder.config.learner import LearnerConfig
 from megathunder.config.load import load_config
 from megathunder.config.model_shape import ModelShape, read_model_shape
 from megathunder.errors import ConfigError
+from megathunder.learner.accumulators.host import BUFFERS, PIECE
 from megathunder.learner.families.tiny import make_tiny
 from megathunder.learner.learner import Learner
 from megathunder.learner.parallel import initialize
-from megathunder.metrics.footprint import Parameters, adapter_parameters, rank_parameters, trained_parameters
+from megathunder.metrics.footprint import COPY_BUFFER_BYTES, Parameters, adapter_parameters, rank_parameters, trained_parameters
 from megathunder.metrics.plan import make_plan, plan_lines
 from tools.train import main
 
@@ -94,7 +95,8 @@ def test_the_large_plan_equals_a_sum_by_hand() -> None:
     local, memory = dense + expert, plan.memory
     assert plan.parameters == Parameters(dense=dense, expert=expert)
     assert memory.weights == 2 * local
-    assert memory.gradient == memory.scratch == 4 * local
+    assert memory.gradient == 4 * local
+    assert memory.scratch == 2 * 4 * local + COPY_BUFFER_BYTES == 2 * 4 * local + BUFFERS * PIECE * 4
     assert memory.optimizer == 12 * (dense // 8 + expert // 2)  # 32 ranks / 4 tensor; / 16 expert
     assert memory.accumulators == 4 * local * 2 * 6  # two rewards, six open groups
     assert memory.device_parts["accumulators"] == 0
