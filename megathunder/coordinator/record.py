@@ -16,7 +16,6 @@ from megathunder.config import Config
 from megathunder.config.model_shape import ModelShape
 from megathunder.metrics.aggregate import Clock, Outcome, UpdateTally
 from megathunder.metrics.console import Progress
-from megathunder.metrics.memory import host_memory_bytes
 from megathunder.metrics.row import MetricsRow
 from megathunder.coordinator.rollouts import Rollouts
 from megathunder.schedule.scheduler import UpdateScheduler
@@ -121,7 +120,6 @@ class UpdateRecord:
             since_start_s=since_start_s,
             wasted_tokens=report.wasted_tokens,
             success_heldout=heldout,
-            host_memory_bytes=host_memory_bytes(),
             idle_s=report.idle_s,
             blocked_s=report.blocked_s,
             open_groups_peak=report.peak_open_groups,

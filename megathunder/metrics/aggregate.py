@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 
 from megathunder.config.model_shape import ModelShape
 from megathunder.metrics.flops import Flops, row_flops, utilisation
-from megathunder.metrics.memory import GpuUse
 from megathunder.metrics.row import MetricsRow
 from megathunder.types import (
     Command,
@@ -133,8 +132,6 @@ class Outcome:
     wasted_tokens: int = 0
     """Tokens the learner computed for degenerate groups and dropped contributions."""
     success_heldout: float | None = None
-    host_memory_bytes: int = 0
-    gpu: GpuUse | None = None
     idle_s: float | None = None
     """Sum over cells, as `blocked_s`."""
     blocked_s: float | None = None
@@ -260,10 +257,8 @@ class UpdateTally:
             compute_mfu=utilisation(flops, busy_s, self.peak_flops),
             publication_bytes=self._publication.payload_bytes,
             accumulator_bytes_peak=max(work.accumulator_bytes, step.accumulator_bytes),
-            host_memory_bytes=outcome.host_memory_bytes,
-            gpu_memory_bytes=outcome.gpu.memory_bytes if outcome.gpu else None,
+            host_memory_bytes=0,  # the monitor's to fill in
             exposed_copy_s=step.extra.get("exposed_copy_s_max"),
-            gpu_utilisation=outcome.gpu.utilisation if outcome.gpu else None,
             learner_idle_s=None if outcome.idle_s is None else outcome.idle_s / self.cells,
             learner_blocked_s=None if outcome.blocked_s is None else outcome.blocked_s / self.cells,
             open_groups_peak=outcome.open_groups_peak,

@@ -1,11 +1,12 @@
-"""Memory of a run: resident bytes of its processes on this host, what the host has, and the GPUs' own account.
+"""What the host has, and the GPUs' own account of their memory and use.
 
-`gpu_use()` is None where there is no NVIDIA driver or nvidia-ml-py is not installed. Called once an update.
+`gpu_use()` is None where there is no NVIDIA driver or nvidia-ml-py is not installed. Called by `watch.py` and for the
+plan.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from types import ModuleType
 
@@ -19,18 +20,8 @@ class GpuUse:
     memory_bytes: int
     limit_bytes: int
     utilisation: float
-
-
-def host_memory_bytes(process_id: int | None = None) -> int:
-    """Resident bytes of a process and all its descendants (servers, sandboxes); shared pages count in each."""
-    root = psutil.Process(process_id)
-    total = 0
-    for process in [root, *root.children(recursive=True)]:
-        try:
-            total += process.memory_info().rss
-        except psutil.Error:  # ended since it was listed
-            continue
-    return total
+    by_process: dict[int, int] = field(default_factory=dict)
+    """Bytes of each process that computes on any of them; empty where the driver does not say."""
 
 
 def host_limit_bytes() -> int:
@@ -51,10 +42,28 @@ def gpu_use(nvml: ModuleType | None = None) -> GpuUse | None:
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         memory = [nvml.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
+        by_process = _by_process(nvml, handles)
         busy = [nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in handles]
     finally:
         nvml.nvmlShutdown()
     if not handles:
         return None
     fullest = max(memory, key=lambda info: info.used)
-    return GpuUse(memory_bytes=fullest.used, limit_bytes=fullest.total, utilisation=sum(busy) / len(busy))
+    return GpuUse(
+        memory_bytes=fullest.used,
+        limit_bytes=fullest.total,
+        utilisation=sum(busy) / len(busy),
+        by_process=by_process,
+    )
+
+
+def _by_process(nvml: ModuleType, handles: list[object]) -> dict[int, int]:
+    total: dict[int, int] = {}
+    for handle in handles:
+        try:
+            running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        except nvml.NVMLError:  # not allowed to see other processes
+            return {}
+        for process in running:
+            total[process.pid] = total.get(process.pid, 0) + (process.usedGpuMemory or 0)
+    return total

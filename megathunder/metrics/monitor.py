@@ -19,6 +19,7 @@ from megathunder.metrics.folder import RunFolder
 from megathunder.metrics.row import MetricsRow
 from megathunder.metrics.sinks import Sink, open_sinks
 from megathunder.metrics.trajectories import Decode, TrajectoryWriter
+from megathunder.metrics.watch import MemoryWatch
 from megathunder.types import Event
 
 
@@ -26,7 +27,7 @@ REPORT_S = 180.0
 
 
 class Monitor:
-    """Fans out to console, sinks, events and trajectories."""
+    """Fans out to console, sinks, events and trajectories; watches memory."""
 
     def __init__(
         self, config: Config, folder: RunFolder, console: Console, sinks: list[Sink], writer: TrajectoryWriter | None
@@ -36,6 +37,8 @@ class Monitor:
         self._at_end, self._report_every = config.metrics.report, config.metrics.report_every
         self._recorder = tracing.Recorder(folder.events) if config.metrics.events else None
         self._report: subprocess.Popen[bytes] | None = None
+        self._memory = MemoryWatch()
+        self._memory.start()
         if self._recorder:
             tracing.install(self._recorder)
             tracing.mark(tracing.RUN_LANE, "start", schedule=config.schedule, objective=config.objective)
@@ -44,6 +47,7 @@ class Monitor:
         self._console.say(renderable)
 
     def show(self, progress: Progress) -> None:
+        self._memory.enter(progress.phase)
         self._console.show(progress)
 
     def note(self, event: Event) -> None:
@@ -53,6 +57,7 @@ class Monitor:
 
     def row(self, row: MetricsRow) -> None:
         """The update has ended: record its row and its trajectories."""
+        row = self._memory.into(row)
         for sink in self._sinks:
             sink.row(row)
         if self._writer:
@@ -67,6 +72,7 @@ class Monitor:
 
     def close(self) -> None:
         """End every sink, then build the report from what they wrote."""
+        self._memory.close()
         for sink in self._sinks:
             sink.close()
         self._console.close()

@@ -71,6 +71,7 @@ def page(config: Config, rows: Sequence[MetricsRow], *, curves: str, timeline_ba
 <section><h2>Timeline of the last updates</h2>{timeline}</section>
 <section><h2>Last updates</h2>{_last_rows(rows[-20:])}
 <details><summary>What each column of metrics.jsonl is</summary>{_definitions()}</details></section>
+{_memory(rows)}
 <section><h2>Settings</h2><div class="settings">{_settings(config)}</div></section>
 </main></body></html>
 """
@@ -139,6 +140,28 @@ def _cell(name: str, value: object) -> str:
             return f"{value:.1e}"
         return f"{value:.1%}" if name in ("learner_busy_share", "active_mfu", "wasted_share") else f"{value:.3f}"
     return f"{value:,}" if isinstance(value, int) else html.escape(str(value))
+
+
+def _memory(rows: Sequence[MetricsRow]) -> str:
+    """Peaks over all updates: a line a holder, a column a phase."""
+    peaks: dict[str, dict[str, int]] = {}
+    for row in rows:
+        for phase, held in (row.memory_peaks or {}).items():
+            for holder, size in held.items():
+                line = peaks.setdefault(holder, {})
+                line[phase] = max(line.get(phase, 0), size)
+    if not peaks:
+        return ""
+    phases = list(dict.fromkeys(phase for row in rows for phase in row.memory_peaks or {}))
+    head = "".join(f"<th>{html.escape(phase)}</th>" for phase in phases)
+    body = "".join(
+        f"<tr><td>{html.escape(holder)}</td>"
+        + "".join(f"<td>{line[phase] / 2**30:.2f}</td>" if phase in line else "<td>–</td>" for phase in phases)
+        + "</tr>"
+        for holder, line in sorted(peaks.items())
+    )
+    return f"""<section><h2>Memory: most that each held in each phase, GiB</h2>
+<table><tr><th></th>{head}</tr>{body}</table></section>"""
 
 
 def _definitions() -> str:

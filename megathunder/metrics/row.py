@@ -86,6 +86,10 @@ class MetricsRow(msgspec.Struct, frozen=True, kw_only=True):
     publication_bytes: Annotated[int, _is("Bytes sent to the servers.")]
     accumulator_bytes_peak: Annotated[int, _is("Most bytes of accumulators one cell held at once.")]
     host_memory_bytes: Annotated[int, _is("Resident memory of the run's processes on this host at the row's end.")]
+    memory_peaks: Annotated[
+        dict[str, dict[str, int]] | None,
+        _is("Most bytes each holder had in each phase, on this host; `gpu ...`: on its GPUs; None: not watched."),
+    ] = None
     gpu_memory_bytes: Annotated[int | None, _is("Memory in use on this host's fullest GPU; None: no GPU.")] = None
     exposed_copy_s: Annotated[
         float | None, _is("Seconds a GPU waited for copies to and from accumulators in host memory; None: none there.")

@@ -74,8 +74,9 @@ class WandbSink:
     def row(self, row: MetricsRow) -> None:
         flat = {name: getattr(row, name) for name in row.__struct_fields__}
         nested = {"dropped_by_reason": row.dropped_by_reason, "tokens_by_lag": row.tokens_by_lag}
+        nested |= {f"memory_peaks/{phase}": found for phase, found in (flat.pop("memory_peaks") or {}).items()}
         for name, table in nested.items():
-            del flat[name]
+            flat.pop(name, None)
             flat.update({f"{name}/{key}": value for key, value in table.items()})
         self._run.log({name: value for name, value in flat.items() if value is not None})
 

@@ -5,9 +5,10 @@
                   down:  buffer -> host piece                     (while the next piece is on its way up)
 
 Three buffers of a piece each circulate between two copy streams, so both directions of the bus are in use and the
-device holds no accumulator. A fresh accumulator is written without being read. Order is kept by events: `up` waits for
+device holds no accumulator. A fresh accumulator is written without being read. Events keep the order: `up` waits for
 what computed the scratch and for the last `down`; whoever reuses a scratch or reads the batch waits for what was asked
-before. `exposed_s` is the time computation stood waiting there. Called by the store, on CUDA ranks with placement "host".
+before. `exposed_s` is the time computation stood waiting there.
+Called by the store, on CUDA ranks with placement "host".
 """
 
 from __future__ import annotations

@@ -65,6 +65,10 @@ def made_row(update: int = 0, **changes: object) -> MetricsRow:
         "publication_bytes": 2_624_000,
         "accumulator_bytes_peak": 21_000_000,
         "host_memory_bytes": 2_100_000_000,
+        "memory_peaks": {
+            "rollout": {"learner": 900_000_000, "coordinator": 500_000_000, "servers": 1_500_000_000 + update},
+            "step": {"learner": 1_100_000_000, "coordinator": 500_000_000},
+        },
     }
     return MetricsRow(**{**values, **changes})  # type: ignore[arg-type]
 

@@ -20,7 +20,13 @@ from megathunder.learner.accumulators.host import BUFFERS, PIECE
 from megathunder.learner.families.tiny import make_tiny
 from megathunder.learner.learner import Learner
 from megathunder.learner.parallel import initialize
-from megathunder.metrics.footprint import COPY_BUFFER_BYTES, Parameters, adapter_parameters, rank_parameters, trained_parameters
+from megathunder.metrics.footprint import (
+    COPY_BUFFER_BYTES,
+    Parameters,
+    adapter_parameters,
+    rank_parameters,
+    trained_parameters,
+)
 from megathunder.metrics.plan import make_plan, plan_lines
 from tools.train import main
 

@@ -14,7 +14,7 @@ from megathunder import tracing
 from megathunder.config import Config
 from megathunder.metrics.console import Console, Progress, draw, line
 from megathunder.metrics.folder import start_run
-from megathunder.metrics.memory import GpuUse, gpu_use, host_memory_bytes
+from megathunder.metrics.memory import GpuUse, gpu_use
 from megathunder.metrics.monitor import open_monitor
 from megathunder.metrics.row import read_rows
 from megathunder.metrics.sinks import WandbSink
@@ -159,10 +159,6 @@ def test_a_resumed_run_continues_its_own_wandb_history(tmp_path: Path) -> None:
     assert calls[0]["resume"] == "allow"
 
 
-def test_host_memory_is_that_of_the_process_and_its_children() -> None:
-    assert host_memory_bytes() > 10_000_000
-
-
 def test_the_fullest_gpu_is_reported_and_none_without_a_driver() -> None:
     used, busy = (10, 30), (50, 100)
     driver = types.ModuleType("pynvml")
@@ -174,8 +170,9 @@ def test_the_fullest_gpu_is_reported_and_none_without_a_driver() -> None:
         nvmlDeviceGetHandleByIndex=lambda index: index,
         nvmlDeviceGetMemoryInfo=lambda index: types.SimpleNamespace(used=used[index], total=80),
         nvmlDeviceGetUtilizationRates=lambda index: types.SimpleNamespace(gpu=busy[index]),
+        nvmlDeviceGetComputeRunningProcesses=lambda index: [types.SimpleNamespace(pid=7, usedGpuMemory=used[index])],
     )
-    assert gpu_use(driver) == GpuUse(memory_bytes=30, limit_bytes=80, utilisation=0.75)
+    assert gpu_use(driver) == GpuUse(memory_bytes=30, limit_bytes=80, utilisation=0.75, by_process={7: 40})
 
     def no_driver() -> None:
         raise Unreachable("NVML Shared Library Not Found")
