@@ -192,6 +192,7 @@ class ReplayedSupply:
 
 async def feed(rollouts: Rollouts, events: list[Event]) -> None:
     """Put `events` into the inbox at their times from the start of `rollouts`; at once where that has passed."""
+    begun: dict[TrajectoryId, float] = {}
     for event in sorted(events, key=lambda event: event.at_s):
         wait_s = rollouts.started_s + event.at_s - time.monotonic()
         if wait_s > 0:
@@ -199,8 +200,9 @@ async def feed(rollouts: Rollouts, events: list[Event]) -> None:
         now = time.monotonic()
         if isinstance(event, TrajectoryCompleted):
             event = replace(event, trajectory=_on_clock(event.trajectory, rollouts.started_s, now))
+            begun[event.trajectory.id] = event.trajectory.started_s
         event = replace(event, at_s=now)
-        _trace(event, rollouts)
+        _trace(event, rollouts, begun)
         rollouts.inbox.put_nowait(event)
 
 
@@ -208,15 +210,15 @@ def _on_clock(trajectory: Trajectory, start_s: float, now: float) -> Trajectory:
     return replace(trajectory, started_s=start_s + trajectory.started_s, completed_s=now)
 
 
-def _trace(event: Event, rollouts: Rollouts) -> None:
-    """The spans that a live trajectory leaves; a turn is drawn from the end of the one before."""
+def _trace(event: Event, rollouts: Rollouts, begun: dict[TrajectoryId, float]) -> None:
+    """The spans that a live trajectory leaves, its verifier included; its turns are drawn as one."""
     identity = event.trajectory.id if isinstance(event, TrajectoryCompleted) else event.id
     lane = tracing.rollout_lane(sum(len(g) for g in rollouts.groups[: identity.group]) + identity.index)
     if isinstance(event, TrajectoryCompleted):
-        tracing.record(lane, "trajectory", event.trajectory.started_s, event.at_s)
-        tracing.record(lane, "turn", event.trajectory.started_s, event.at_s)
+        tracing.record(lane, "turn", begun[identity], event.at_s)
     elif isinstance(event, Rewarded):
         tracing.record(lane, "verifier", event.at_s - event.verifier_s, event.at_s)
+        tracing.record(lane, "trajectory", begun[identity], event.at_s)
 
 
 def _placeholder(record: TrajectoryRecord) -> Task:
