@@ -3,7 +3,8 @@
     torchrun --nproc-per-node N -m tests.equality.layouts FOLDER OUT LAYOUT [LAYOUT ...]
 
 A layout is `name:field=value,field=value` of [learner] (`tp1:` for none). Rank 0 writes into OUT, one file
-<layout>.<mode>.safetensors each, the reduced gradient under Hugging Face names and, as `stat.*`, what the cell's leader reported.
+<layout>.<mode>.safetensors each: the reduced gradient under Hugging Face names and, as `stat.*`, what the cell's leader
+reported.
 """
 
 import random
