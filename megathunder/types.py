@@ -213,6 +213,7 @@ class TrainRow(Wire):
     engine_logprobs: tuple[float, ...]  # [T]
     teacher_logprobs: tuple[float, ...] = ()  # [T] or empty
     scale: float = 1.0
+    unit: float = 1.0  # the part of `scale` that is not the advantage
     row: int = 0
     prompt_tokens: int = 0
     context_tokens: int = 0
@@ -256,16 +257,12 @@ class Differentiate(Wire):
 
 
 class Fold(Wire):
-    """Accumulator arithmetic at the closure of a group: apply `terms` in order, then release `free`.
-
-    `settled` names groups that no later work of this update belongs to: a shared prompt of theirs is differentiated now
-    (without it, at the step)."""
+    """Accumulator arithmetic at the closure of a group: apply `terms` in order, then release `free`."""
 
     item: int
     update: int
     terms: tuple[FoldTerm, ...] = ()
     free: tuple[AccumulatorKey, ...] = ()
-    settled: tuple[int, ...] = ()
 
 
 class TakeStep(Wire):

@@ -78,17 +78,31 @@ def penalties_have_what_they_need(config: Config) -> None:
             remedy=f"set grpo.overlong_buffer_tokens = {rollout.max_tokens // 4}",
         )
     if grpo.kl_coefficient:
-        raise ConfigError(
-            f"grpo.kl_coefficient = {grpo.kl_coefficient}",
-            expected="0: no reference policy is held, so the term would be left out without a word",
-            remedy="set grpo.kl_coefficient = 0",
-        )
+        _divergence_counts_every_trajectory(config)
     if grpo.kl_in_reward and not grpo.kl_coefficient:
         raise ConfigError(
             "grpo.kl_in_reward = true with grpo.kl_coefficient = 0",
             expected="a positive weight of the KL term",
             remedy="set grpo.kl_in_reward = false",
         )
+
+
+def _divergence_counts_every_trajectory(config: Config) -> None:
+    """The KL term is added with a trajectory's backward pass and cannot be taken back."""
+    grpo, streaming = config.grpo, config.streaming
+    for seen, wrong in (
+        ("grpo.dynamic_sampling = true", grpo.dynamic_sampling),
+        ("streaming.content_ready = true", streaming.content_ready),
+        ("streaming.on_lost = 'drop_group'", streaming.on_lost == "drop_group"),
+        (f"streaming.release = {streaming.release!r}", streaming.release != "trajectory"),
+        ("learner.shared_prompt = 'group'", config.learner.shared_prompt == "group"),
+    ):
+        if wrong:
+            raise ConfigError(
+                f"grpo.kl_coefficient = {grpo.kl_coefficient} with {seen}",
+                expected="whole trajectories that stay in the batch: a divergence is added with the backward pass",
+                remedy=f"set grpo.kl_coefficient = 0, or change {seen.split(' = ')[0]}",
+            )
 
 
 def compared_variants_are_legal(config: Config) -> None:

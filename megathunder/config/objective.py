@@ -20,8 +20,12 @@ class GrpoConfig:
     """Clip range below 1; has an effect only where ratios differ from 1 (one_step_off). 0: none."""
     clip_high: float = 0.0
     """Clip range above 1."""
+    old_logprobs: Literal["engine", "learner"] = "engine"
+    """one_step_off: whose log-probabilities the ratio divides by: the engine's, as sampled, or the learner's own with
+    the weights that sampled (one more copy of the weights, one more forward pass)."""
     kl_coefficient: float = 0.0
-    """Weight of the KL term to the reference policy; 0: no reference is held."""
+    """Weight of the KL term to the policy as it was loaded; 0: no reference is held. Costs a copy of the weights and a
+    forward pass; a trajectory whose group is still open is differentiated a second time for it."""
     kl_in_reward: bool = False
     """Subtract the KL estimate from the reward instead of adding a loss term."""
     dynamic_sampling: bool = False

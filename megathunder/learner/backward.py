@@ -10,17 +10,20 @@ values, reach the parameters. Called by `learner.py` and `prefix/`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from megathunder.learner.attention import KeyValue
+from megathunder.learner.frozen import FrozenCopy
 from megathunder.learner.loss import TokenLoss
 from megathunder.learner.packing import MicroBatch, Piece, pack
 from megathunder.learner.pipeline import Flow, Pipeline
 from megathunder.learner.price import Price
 from megathunder.types import WorkStats
+
+KL = "kl_to_reference"
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +38,7 @@ class Tally:
     extra: dict[str, float] = field(default_factory=dict)
     weight: float = 1.0  # of the losses: a coefficient that is applied to the gradient later
     _losses: list[Tensor] = field(default_factory=list)
+    _extra: dict[str, list[Tensor]] = field(default_factory=dict)
     _gaps: list[Tensor] = field(default_factory=list)  # [2] each: sum and maximum of |learner - engine|
 
     def forwarded(self, batch: MicroBatch, *, replay: bool = False) -> None:
@@ -46,6 +50,10 @@ class Tally:
             self.tokens += batch.tokens
             self.trained_tokens += batch.trained_tokens
 
+    def scored(self, batch: MicroBatch) -> None:
+        """Count a forward under another version of the policy."""
+        self._operations(batch, passes=1)
+
     def reversed(self, batch: MicroBatch) -> None:
         """Count a backward."""
         self._operations(batch, passes=2)
@@ -56,6 +64,10 @@ class Tally:
 
     def loss(self, loss: Tensor) -> None:
         self._losses.append(loss * self.weight)
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Add a device scalar to `extra[name]`."""
+        self._extra.setdefault(name, []).append(value)
 
     def gap(self, batch: MicroBatch, logprobs: Tensor) -> None:
         """Record how far learner and engine are apart on the trained tokens."""
@@ -74,7 +86,7 @@ class Tally:
             flops=self.flops,
             replay_tokens=self.replay_tokens,
             accumulator_bytes=accumulator_bytes,
-            extra=self.extra,
+            extra=self.extra | {name: float(torch.stack(values).sum()) for name, values in self._extra.items()},
         )
 
 
@@ -126,18 +138,46 @@ class Runner:
 
         def of_result() -> None:
             losses = self.token_loss.row_losses(batch, held.flow.result)
-            losses.backward(batch.scales)
+            roots, weights = [losses], [batch.scales]
+            if batch.reference is not None:
+                roots.append(self.token_loss.row_divergences(batch, held.flow.result))
+                weights.append(batch.units * self.token_loss.kl_coefficient)
+                tally.add(KL, (roots[1].detach() @ batch.units))
+            torch.autograd.backward(roots, weights)
             tally.loss(losses.detach() @ batch.scales)
 
         self._pipeline.backward(held.flow, batch.context, of_result)
         tally.reversed(batch)
 
-    def differentiate(self, pieces: Sequence[Piece], tally: Tally) -> None:
-        """Forward and backward of pieces whose weights are known; enough micro-batches to fill the pipeline."""
-        held = [self.forward(part, tally) for part in split(pieces, self._pipeline.stages)]
+    def differentiate(
+        self,
+        pieces: Sequence[Piece],
+        tally: Tally,
+        *,
+        old: FrozenCopy | None = None,
+        reference: FrozenCopy | None = None,
+        again: bool = False,
+    ) -> None:
+        """Forward and backward of pieces whose weights are known; enough micro-batches to fill the pipeline.
+
+        `old` and `reference` are other versions of the policy that the loss compares with; `again` counts the
+        tokens as computed before."""
+        held = [self.forward(part, tally, replay=again) for part in split(pieces, self._pipeline.stages)]
+        for one in held:
+            others = {"old": old, "reference": reference}
+            scores = {name: self._score(one.batch, copy, tally) for name, copy in others.items() if copy}
+            one.batch = replace(one.batch, **scores)
         for one in held:
             self.backward(one, tally)
         self.settle()
+
+    def _score(self, batch: MicroBatch, copy: FrozenCopy, tally: Tally) -> Tensor | None:
+        """[N] log-probabilities of the trained tokens under another version of the policy, None before the last
+        stage."""
+        with copy.swapped_in():
+            flow = self._pipeline.forward(batch.token_ids, batch.context)
+        tally.scored(batch)
+        return flow.result
 
     def settle(self) -> None:
         """Wait until everything sent to other stages has left."""

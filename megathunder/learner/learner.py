@@ -28,6 +28,7 @@ from megathunder.learner.accumulators.store import AccumulatorStore
 from megathunder.learner.backward import Runner, Tally
 from megathunder.learner.cell import summed_over_cell
 from megathunder.learner.exact import reduce_exactly
+from megathunder.learner.frozen import OtherPolicies
 from megathunder.learner.logprobs import attach
 from megathunder.learner.loss import TokenLoss
 from megathunder.learner.model import DTYPES, ModelBundle, build_model
@@ -73,7 +74,8 @@ class Learner:
             dtype=dtype,
             pad_to=self.bundle.pad_to,
         )
-        self.release = Release(config, layout, self.runner, self.store)
+        self.others = OtherPolicies.of(config, gradients.parameters)
+        self.release = Release(config, layout, self.runner, self.store, self.others)
         self._price = Price.of(transformer, self.bundle.vocab_size)
         self._version: int | None = None  # of the update in progress
         self._stale_below = -1
@@ -112,6 +114,7 @@ class Learner:
         if command.record and self.layout.rank == 0:
             layout = self.store.layout
             record_tensors(Path(command.record), layout.names, layout.home_views, divisor=command.normaliser)
+        self.others.before_step()
         result = self.stepper.step(command.normaliser, skip=command.skip)
         if command.record_weights and self.layout.rank == 0:
             weights = [parameter.detach() for parameter in self.store.layout.parameters]
@@ -148,6 +151,7 @@ class Learner:
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote."""
         self._stale_below = state.load(folder, self._chunks, self.stepper).policy_version
+        self.others.before_step()
 
     def save_checkpoint(self, command: SaveCheckpoint) -> WorkStats:
         """`save` as a command."""

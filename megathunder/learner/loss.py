@@ -6,7 +6,10 @@
           -min(rho A, clip(rho) A))
     OPD   w_t = -(log pi_t - log q_t), detached: the row loss is scale * sum_t (log pi_t - log q_t) log pi_t
 
-A row of scale 0 contributes exactly 0, whatever its ratios are. Called by `backward.py`.
+    KL    + coefficient * unit * sum_t (exp(d_t) - d_t - 1),  d_t = log ref_t - log pi_t   (k3, not times the advantage)
+
+A row of scale 0 contributes exactly 0 to all but the KL term, whatever its ratios are. pi_engine is the engine's
+log-probability, or that of the weights that sampled, computed by the learner. Called by `backward.py`.
 """
 
 from __future__ import annotations
@@ -27,11 +30,21 @@ class TokenLoss:
     importance_cap: float = 0.0
     clip_low: float = 0.0
     clip_high: float = 0.0
+    kl_coefficient: float = 0.0
+
+    @property
+    def clips(self) -> bool:
+        return self.clip_low > 0 or self.clip_high > 0
 
     @classmethod
     def of(cls, config: Config) -> TokenLoss:
         grpo = config.grpo
-        return cls(importance_cap=grpo.importance_cap, clip_low=grpo.clip_low, clip_high=grpo.clip_high)
+        return cls(
+            importance_cap=grpo.importance_cap,
+            clip_low=grpo.clip_low,
+            clip_high=grpo.clip_high,
+            kl_coefficient=grpo.kl_coefficient,
+        )
 
     def row_losses(self, batch: MicroBatch, logprobs: Tensor) -> Tensor:
         """[R]: sum_t w_t (-log pi_t) of each row, scale not yet applied; differentiable in `logprobs` [N]."""
@@ -39,16 +52,21 @@ class TokenLoss:
         rows = torch.zeros(len(batch.pieces), dtype=logprobs.dtype, device=logprobs.device)
         return rows.index_add(0, batch.row_of, weighted)
 
+    def row_divergences(self, batch: MicroBatch, logprobs: Tensor) -> Tensor:
+        """[R]: sum_t k3_t of each row against `batch.reference`; differentiable in `logprobs` [N]."""
+        d = batch.reference - logprobs
+        rows = torch.zeros(len(batch.pieces), dtype=logprobs.dtype, device=logprobs.device)
+        return rows.index_add(0, batch.row_of, d.exp() - d - 1.0)
+
     def weights(self, batch: MicroBatch, logprobs: Tensor) -> Tensor:
         """w_t [N]."""
         if batch.teacher is not None:
             return self._quiet(batch, batch.teacher - logprobs)
-        clips = self.clip_low > 0 or self.clip_high > 0
-        if not clips and self.importance_cap <= 0:
+        if not self.clips and self.importance_cap <= 0:
             return torch.ones_like(logprobs)
-        ratio = (logprobs - batch.engine).exp()
+        ratio = (logprobs - (batch.engine if batch.old is None else batch.old)).exp()
         weight = ratio.clamp(max=self.importance_cap) if self.importance_cap > 0 else ratio
-        if clips:
+        if self.clips:
             scale = batch.scales[batch.row_of]
             above = (scale > 0) & (ratio > 1 + self.clip_high) if self.clip_high > 0 else torch.zeros_like(ratio).bool()
             below = (scale < 0) & (ratio < 1 - self.clip_low) if self.clip_low > 0 else torch.zeros_like(ratio).bool()

@@ -46,8 +46,11 @@ class MicroBatch:
     context: AttentionContext
     row_of: Tensor  # [N] which piece
     scales: Tensor  # [R]
+    units: Tensor  # [R] the scale without the advantage: weight of the KL term
     engine: Tensor  # [N] the engine's log-probabilities
     teacher: Tensor | None  # [N]
+    old: Tensor | None = None  # [N] of the policy that sampled, where the learner computed them itself
+    reference: Tensor | None = None  # [N] of the reference policy, where there is a KL term
 
     @property
     def tokens(self) -> int:
@@ -90,12 +93,13 @@ def last_computed(row: TrainRow, *, keep_all: bool) -> int:
     return first
 
 
-def whole_rows(rows: Sequence[TrainRow]) -> list[Piece]:
-    """Rows from their first token, no context; rows that cannot add to a gradient are left out."""
+def whole_rows(rows: Sequence[TrainRow], *, weightless: bool = False) -> list[Piece]:
+    """Rows from their first token, no context; rows that cannot add to a gradient are left out (those of scale 0 not
+    if `weightless`)."""
     pieces = []
     for row in rows:
         check_row(row)
-        end = last_computed(row, keep_all=False) if row.scale else 0
+        end = last_computed(row, keep_all=False) if row.scale or weightless else 0
         if end > 0:
             pieces.append(Piece(row=row, first=0, end=end, span=RowSpan(length=end)))
     return pieces
@@ -138,6 +142,7 @@ def pack(pieces: Sequence[Piece], device: torch.device, *, dtype: torch.dtype, p
         context=context,
         row_of=_tensor(row_of, np.int64, torch.int64, device),
         scales=torch.tensor([p.row.scale for p in pieces], dtype=dtype, device=device),
+        units=torch.tensor([p.row.unit for p in pieces], dtype=dtype, device=device),
         engine=_tensor(engine, np.float64, dtype, device),
         teacher=_tensor(teacher, np.float64, dtype, device) if any(scored) else None,
     )

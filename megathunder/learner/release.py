@@ -14,8 +14,7 @@ Called by `learner.py`. Refuses combinations that are not in the table.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 
 from megathunder.config.root import Config
@@ -23,6 +22,7 @@ from megathunder.config.streaming import ReleaseName
 from megathunder.errors import ConfigError
 from megathunder.learner.accumulators.store import AccumulatorStore
 from megathunder.learner.backward import Runner, Tally
+from megathunder.learner.frozen import OtherPolicies
 from megathunder.learner.packing import Piece, whole_rows
 from megathunder.learner.parallel import Layout
 from megathunder.learner.prefix.eager import EagerTurns
@@ -34,18 +34,28 @@ from megathunder.types import BATCH, Differentiate, Fold, TrainRow
 class Release:
     """One of the lines of the table, chosen by the configuration, or by a command of a comparison of releases."""
 
-    def __init__(self, config: Config, layout: Layout, runner: Runner, store: AccumulatorStore) -> None:
+    def __init__(
+        self, config: Config, layout: Layout, runner: Runner, store: AccumulatorStore, others: OtherPolicies
+    ) -> None:
         check_release(config, layout)
+        self._others = others
         self._config, self._release = config, config.streaming.release
         self._layout, self._runner, self._store = layout, runner, store
-        self._pack_prompts = config.learner.shared_prompt == "packed"
-        self._prompts = SharedPrompts(runner) if config.learner.shared_prompt == "group" else None
+        shared = config.learner.shared_prompt
+        self._pack_prompts = shared == "packed"
+        self._prompts = SharedPrompts(runner, config.run.group_size) if shared == "group" else None
         self._turns = self._turns_of(self._release)
 
     def differentiate(self, command: Differentiate, tally: Tally) -> None:
         """Add the gradient of the command's rows to its target (or hold their forward passes)."""
         if command.release and command.release != self._release:
             self._change(command.release)
+        if self._runner.token_loss.clips and (command.target != BATCH or self._store.arithmetic.exact):
+            raise ConfigError(
+                f"a clip range with work for {command.target.kind} accumulators",
+                expected="the sign of the advantage at the backward pass: it decides on which side a ratio is clipped",
+                remedy="use schedule = one_step_off and accumulator = fp32 with grpo.clip_low/clip_high",
+            )
         self._open(command)
         if not self._store.arithmetic.exact:
             self._run(command, tally)
@@ -58,15 +68,14 @@ class Release:
         self._store.fold(command)
         if self._prompts:
             self._prompts.fold(command)
-            if command.settled:
-                with self._store.collect(BATCH):
-                    self._prompts.settle(command.settled, tally)
+            with self._store.collect(BATCH):
+                self._prompts.settle(tally)
 
     def finish(self, tally: Tally) -> None:
         """Settle what is still owed before the step; chains that never ended are dropped."""
         if self._prompts:
             with self._store.collect(BATCH):
-                self._prompts.settle(None, tally)
+                self._prompts.settle(tally, everything=True)
         self.clear()
         self._store.layout.point_home()
 
@@ -94,27 +103,42 @@ class Release:
         if command.target.kind == "moment":
             self._store.of(command.target._replace(slot=1))
 
-    def _run(self, command: Differentiate, tally: Tally) -> None:
+    def _run(self, command: Differentiate, tally: Tally, coefficient: float = 1.0) -> None:
         if isinstance(self._turns, ForwardTurns) and not command.last:
             self._turns.differentiate(command, tally)
             return
-        with self._collect(command):
+        with self._store.collect(command.target, reward=command.reward, coefficient=coefficient):
             if self._turns:
                 self._turns.differentiate(command, tally)
             elif self._prompts:
                 self._prompts.differentiate(command, tally)
-            elif pieces := self._pieces(command, tally):
-                self._runner.differentiate(pieces, tally)
+            else:
+                self._whole(command, tally)
+        if self._others.reference and not self._kl_together(command):
+            self._divergence(command, tally)
 
-    @contextlib.contextmanager
-    def _collect(self, command: Differentiate, coefficient: float = 1.0) -> Iterator[None]:
-        with self._store.collect(command.target, reward=command.reward, coefficient=coefficient):
-            yield
+    def _whole(self, command: Differentiate, tally: Tally) -> None:
+        together = self._kl_together(command)
+        if pieces := self._pieces(command.rows, tally, weightless=together):
+            reference = self._others.reference if together else None
+            self._runner.differentiate(pieces, tally, old=self._others.old, reference=reference)
 
-    def _pieces(self, command: Differentiate, tally: Tally) -> list[Piece]:
+    def _kl_together(self, command: Differentiate) -> bool:
+        """Whether the KL term rides on the backward pass of the rows: where their weight is known and in the loss."""
+        known = command.target == BATCH and not self._store.arithmetic.exact
+        return self._others.reference is not None and known
+
+    def _divergence(self, command: Differentiate, tally: Tally) -> None:
+        """The KL term alone, into the batch: the rows' own target waits for a coefficient that it must not get."""
+        rows = [with_scale(row, 0.0) for row in command.rows]
+        if pieces := self._pieces(rows, tally, weightless=True):
+            with self._store.collect(BATCH):
+                self._runner.differentiate(pieces, tally, reference=self._others.reference, again=True)
+
+    def _pieces(self, rows: Sequence[TrainRow], tally: Tally, *, weightless: bool = False) -> list[Piece]:
         if self._pack_prompts:
-            return share_prompts(command.rows, tally)
-        pieces = whole_rows(command.rows)
+            return share_prompts(rows, tally, weightless=weightless)
+        pieces = whole_rows(rows, weightless=weightless)
         replicas = self._layout.cell_replicas
         if replicas == 1 or not pieces:
             return pieces
@@ -132,15 +156,7 @@ class Release:
             coefficient, row = row.scale, with_scale(row, 1.0 if row.scale else 0.0)
         tally.weight = coefficient
         fields = {name: getattr(command, name) for name in command.__struct_fields__}
-        single = Differentiate(**fields | {"rows": (row,)})
-        if isinstance(self._turns, ForwardTurns) and not command.last:
-            self._turns.differentiate(single, tally)
-            return
-        with self._collect(command, coefficient):
-            if self._turns:
-                self._turns.differentiate(single, tally)
-            elif pieces := self._pieces(single, tally):
-                self._runner.differentiate(pieces, tally)
+        self._run(Differentiate(**fields | {"rows": (row,)}), tally, coefficient)
 
 
 def with_scale(row: TrainRow, scale: float) -> TrainRow:

@@ -103,7 +103,15 @@ class TokenChain:
         return sum(e - s for s, e in zip(self.starts[first:end], self.ends[first:end], strict=True))
 
     def train_row(
-        self, source: ContributionId, *, row: int, context_turns: int, end_turn: int, mask_from_turn: int, scale: float
+        self,
+        source: ContributionId,
+        *,
+        row: int,
+        context_turns: int,
+        end_turn: int,
+        mask_from_turn: int,
+        scale: float,
+        unit: float = 1.0,
     ) -> TrainRow:
         """Tokens up to turn `end_turn` (exclusive), of which the turns before `context_turns` are already forwarded and
         those before `mask_from_turn` are not trained by this row. `cuts` are the starts of every later turn. Teacher
@@ -117,6 +125,7 @@ class TokenChain:
             engine_logprobs=tuple(self.logprobs[:length]),
             teacher_logprobs=tuple(self.teacher[:length]) if len(self.teacher) >= length else (),
             scale=scale,
+            unit=unit,
             row=row,
             prompt_tokens=self.prompt_tokens,
             context_tokens=self.ends[context_turns - 1] if context_turns else 0,
@@ -131,12 +140,12 @@ class TokenChain:
         self.logprobs.extend(segment.logprobs or (0.0,) * count)
 
 
-def train_rows(trajectory: Trajectory, scale: float) -> tuple[TrainRow, ...]:
-    """The rows of a whole trajectory, each with the same `scale`: several rows share the one reward."""
+def train_rows(trajectory: Trajectory, scale: float, unit: float = 1.0) -> tuple[TrainRow, ...]:
+    """The rows of a whole trajectory, each with the same `scale` and `unit`: several rows share the one reward."""
     source = ContributionId(*trajectory.id)
     chains = [TokenChain.of_row(row) for row in trajectory.rows]
     return tuple(
-        c.train_row(source, row=i, context_turns=0, end_turn=c.turns, mask_from_turn=0, scale=scale)
+        c.train_row(source, row=i, context_turns=0, end_turn=c.turns, mask_from_turn=0, scale=scale, unit=unit)
         for i, c in enumerate(chains)
         if c.turns
     )

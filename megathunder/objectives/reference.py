@@ -1,6 +1,6 @@
 """Naive oracles: the loss of a whole batch as the definition writes it, over log-probabilities that autograd follows.
 
-    grpo_loss = (1/Z) sum_b sum_i A_i u_i sum_t m_t w_t (-log pi_t)
+    grpo_loss = (1/Z) sum_b sum_i (A_i u_i sum_t m_t w_t (-log pi_t) + kl u_i sum_t m_t k3_t)
     opd_loss  = (1/Z) sum_i u_i sum_t m_t stopgrad(log pi_t - log q_t) log pi_t
 
 u_i is 1, or 1 / (trained tokens of trajectory i) under sequence_mean. `logprobs_of(token_ids)` answers the
@@ -45,16 +45,21 @@ def grpo_loss(
     normalisation: str = "token_mean",
     constant: float = 1.0,
     importance_cap: float = 0.0,
+    kl_coefficient: float = 0.0,
+    reference_of: LogprobsOf | None = None,
 ) -> Tensor:
-    """Scalar loss of rewarded trajectories."""
+    """Scalar loss of rewarded trajectories; `reference_of` answers the reference policy's log-probabilities."""
     total: Tensor | float = 0.0
     for group in groups:
-        for weight, trajectory in zip(
-            naive_advantages([t.reward for t in group], advantage, epsilon), group, strict=True
-        ):
+        weights = naive_advantages([t.reward for t in group], advantage, epsilon)
+        for weight, trajectory in zip(weights, group, strict=True):
+            unit = _unit(trajectory, normalisation)
+            for row in trajectory.rows if kl_coefficient else ():
+                logprobs, _ = _trained(logprobs_of, row, row.engine_logprobs)
+                d = _trained(reference_of, row, row.engine_logprobs)[0].detach() - logprobs
+                total = total + kl_coefficient * unit * (d.exp() - d - 1.0).sum()
             if weight == 0.0:
                 continue
-            unit = _unit(trajectory, normalisation)
             for row in trajectory.rows:
                 logprobs, engine = _trained(logprobs_of, row, row.engine_logprobs)
                 ratio = torch.ones_like(logprobs)

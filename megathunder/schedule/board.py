@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from megathunder.config.root import Config
 from megathunder.errors import IllegalMove, InfrastructureFailure
-from megathunder.objectives.advantage import GroupStatistics
+from megathunder.objectives.advantage import ZERO, GroupStatistics
 from megathunder.objectives.base import Survivor
 from megathunder.objectives.build import build_objective
 from megathunder.objectives.grpo import Grpo
@@ -285,6 +285,8 @@ class Board:
             rewards = [a.reward for a in group.survivors if a.reward is not None]
             if not GroupStatistics.of(rewards).degenerate:
                 group.coefficients = self.objective.coefficients(rewards)
+            elif self.objective.config.kl_coefficient:
+                group.coefficients = ZERO  # no advantage, but every trajectory of the batch has a divergence
             elif self._dynamic:
                 self._discard(group, Drop.REPLACED, counts=False)
                 due = int(self._replacements_left > 0)

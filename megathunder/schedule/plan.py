@@ -90,7 +90,7 @@ class Planner:
     def row(self, chain: Chain, step: Pass, *, direct: bool) -> TrainRow:
         """The row of `step`; its scale holds the advantage only where the weight is known and added directly."""
         attempt = chain.attempt
-        scale = self._board.objective.row_scale(attempt.trained_tokens)
+        scale = unit = self._board.objective.row_scale(attempt.trained_tokens)
         coefficients = attempt.group.coefficients
         if direct and coefficients is not None and attempt.reward is not None and not chain.abandoned:
             scale *= coefficients.advantage(attempt.reward)
@@ -102,4 +102,5 @@ class Planner:
             end_turn=step.end,
             mask_from_turn=step.mask_from,
             scale=scale,
+            unit=unit,
         )

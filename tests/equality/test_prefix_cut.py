@@ -106,6 +106,16 @@ def test_shared_prompts_equal_the_barrier(make, shared, dtype, seed, sizes, rewa
     check(learner, z, naive)
 
 
+def test_a_prompt_is_settled_when_its_group_is_complete(make):
+    learner = make(shared_prompt="group")
+    rng = random.Random(6)
+    size = learner.release._config.run.group_size
+    groups = [[worlds.random_trajectory(rng, 0, i, reward=float(i % 2)) for i in range(size)]]
+    z = worlds.stream_grpo(learner, groups, rng)
+    assert learner.release._prompts.open_prompts == 0  # before the step
+    check(learner, z, grpo_loss(worlds.logprobs_of(learner), groups, advantage="std"))
+
+
 @pytest.mark.parametrize("shared", ["group", "packed"])
 def test_shared_prompts_report_the_tokens_they_save(make, shared):
     learner = make(shared_prompt=shared)

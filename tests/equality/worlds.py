@@ -223,16 +223,17 @@ def stream_grpo(
         closing = len(seen[b]) == len(group)
         coefficients = objective.coefficients(rewards)
         if closing and rng.random() < 0.5:
-            packers[b].add(BATCH, train_rows(trajectory, unit * coefficients.advantage(trajectory.reward)))
+            weight = unit * coefficients.advantage(trajectory.reward)
+            packers[b].add(BATCH, train_rows(trajectory, weight, unit))
         elif rng.random() < content_ready:
             key = objective.target(view, None, i)
             owns[b][i] = trajectory.reward
             keys[b].add(key)
-            packers[b].add(key, train_rows(trajectory, unit))
+            packers[b].add(key, train_rows(trajectory, unit, unit))
         else:
             key = objective.target(view, trajectory.reward, i)
             keys[b].update({key, key._replace(slot=1)} if key.kind == "moment" else {key})
-            packers[b].add(key, train_rows(trajectory, unit), trajectory.reward)
+            packers[b].add(key, train_rows(trajectory, unit, unit), trajectory.reward)
         if closing:
             packers[b].flush()
             closure = objective.close(keys[b], values, owns[b], coefficients)

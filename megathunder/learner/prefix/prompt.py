@@ -7,7 +7,7 @@
     settle                   one backward of the prompt with owed[batch] injected, into the batch accumulator
 
 The prompt's last token is computed by every row: its hidden state predicts the row's first token. `settle` comes when
-the group is closed, at the latest at the step; a group that is added to after it was settled forwards its prompt again.
+all trajectories of the group were differentiated here and none of its accumulators is open, else at the step.
 `share_prompts` is the variant without state: within one micro-batch, rows of a group see one copy of their prompt.
 Called by `learner.py`. Both report the prompt tokens that were not computed.
 """
@@ -35,13 +35,14 @@ class _Prompt:
     held: Pass
     inject: dict[int, KeyValue]
     owed: dict[AccumulatorKey, Layers] = field(default_factory=dict)
+    trajectories: set[int] = field(default_factory=set)
 
 
 class SharedPrompts:
-    """Prompts of the groups of this cell."""
+    """Prompts of the groups of this cell; `group_size` trajectories complete one."""
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+    def __init__(self, runner: Runner, group_size: int) -> None:
+        self._runner, self._group_size = runner, group_size
         self._prompts: dict[tuple[int, tuple[int, ...]], _Prompt] = {}
 
     @property
@@ -74,6 +75,12 @@ class SharedPrompts:
             if command.target.kind == "moment":
                 second = prompt.owed.setdefault(command.target._replace(slot=1), {})
                 add_leading(second, gradients, command.reward)
+        for row in command.rows:
+            for (group, _), prompt in self._prompts.items():
+                if group == row.source.group:
+                    prompt.trajectories.add(row.source.trajectory)
+        if command.target == BATCH:
+            self.settle(tally)
 
     def fold(self, fold: Fold) -> None:
         """What the accumulators do, done to what they owe."""
@@ -85,15 +92,14 @@ class SharedPrompts:
             for key in fold.free:
                 prompt.owed.pop(key, None)
 
-    def settle(self, groups: Sequence[int] | None, tally: Tally) -> None:
-        """Backward of the prompts of `groups` (None: of all) that owe nothing to an open accumulator any more.
+    def settle(self, tally: Tally, *, everything: bool = False) -> None:
+        """Backward of the prompts that nothing more will be owed to, or of `everything`.
 
         Runs inside `store.collect(BATCH)`.
         """
         for name, prompt in list(self._prompts.items()):
-            if groups is not None and name[0] not in groups:
-                continue
-            if set(prompt.owed) - {BATCH}:
+            complete = everything or len(prompt.trajectories) >= self._group_size
+            if not complete or set(prompt.owed) - {BATCH}:
                 continue
             del self._prompts[name]
             if owed := prompt.owed.get(BATCH):
@@ -126,11 +132,11 @@ class SharedPrompts:
         return found
 
 
-def share_prompts(rows: Sequence[TrainRow], tally: Tally) -> list[Piece]:
+def share_prompts(rows: Sequence[TrainRow], tally: Tally, *, weightless: bool = False) -> list[Piece]:
     """Pieces of one micro-batch in which rows of a group see one copy of their prompt (two rows or more)."""
     pieces: list[Piece] = []
     families: dict[tuple[int, tuple[int, ...]], list[Piece]] = {}
-    for whole in whole_rows(rows):
+    for whole in whole_rows(rows, weightless=weightless):
         shared = whole.row.prompt_tokens - 1
         if shared < 1 or whole.end <= shared or any(whole.row.loss_mask[: whole.row.prompt_tokens]):
             pieces.append(whole)

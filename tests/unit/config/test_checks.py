@@ -29,7 +29,11 @@ REFUSED: list[tuple[dict[str, object], str, str]] = [
     ({"grpo__importance_cap": 0.5}, "importance_cap = 0.5", "2.0"),
     ({"grpo__dynamic_sampling": True}, "max_replacements = 0", "max_replacements = 8"),
     ({"grpo__kl_in_reward": True}, "kl_coefficient = 0", "kl_in_reward = false"),
-    ({"grpo__kl_coefficient": 0.1}, "kl_coefficient = 0.1", "kl_coefficient = 0"),
+    (
+        {"grpo__kl_coefficient": 0.1, "streaming__content_ready": True},
+        "kl_coefficient = 0.1 with streaming.content_ready = true",
+        "or change streaming.content_ready",
+    ),
     ({"run__alternate": ("sync", "thundersink")}, "'thundersink'", "thundersync/turn_forward"),
     ({"run__alternate": ("sync", "thundersync/turn")}, "release = 'turn'", "turn_forward"),
     ({"replay__run": "/nowhere/at/all"}, "'/nowhere/at/all'", "metrics.trajectories"),

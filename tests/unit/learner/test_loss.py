@@ -19,6 +19,7 @@ def batch(engine, *, scales=(1.0,), row_of=None, teacher=None):
         scales=torch.tensor(scales, dtype=torch.float64),
         engine=torch.tensor(engine, dtype=torch.float64),
         teacher=None if teacher is None else torch.tensor(teacher, dtype=torch.float64),
+        old=None,
     )
 
 
@@ -83,3 +84,13 @@ def test_a_row_without_trained_tokens_has_loss_zero_and_a_gradient_path():
 def test_k3_estimate_and_its_derivative():
     value, slope = kl_k3(-1.0, -1.5)
     assert value == pytest.approx(0.1065, abs=5e-5) and slope == pytest.approx(0.3935, abs=5e-5)
+
+
+def test_the_kl_term_of_a_row_is_its_k3_sum_whatever_its_scale():
+    given = batch([-1.0, -1.0], scales=(0.0, 2.0), row_of=[0, 1])
+    given.reference = torch.tensor([-1.5, -1.0], dtype=torch.float64)
+    leaf = torch.tensor([-1.0, -1.0], dtype=torch.float64, requires_grad=True)
+    rows = TokenLoss(kl_coefficient=0.1).row_divergences(given, leaf)
+    rows.sum().backward()
+    assert rows.tolist() == pytest.approx([kl_k3(-1.0, -1.5)[0], 0.0])
+    assert leaf.grad.tolist() == pytest.approx([kl_k3(-1.0, -1.5)[1], 0.0])
