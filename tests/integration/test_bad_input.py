@@ -1,4 +1,4 @@
-"""What is wrong before the start: one error within five seconds that names the remedy, status 2, and nothing started."""
+"""What is wrong before the start: one error within five seconds that names the remedy, status 2, nothing started."""
 
 from __future__ import annotations
 
