@@ -67,7 +67,13 @@ class ServerControl:
         await self.abort(server)
         await self.flush_cache(server)
         if HAS_UPDATE_SESSION[info.version]:
-            await self._act(server, "/begin_weight_update", {})
+            try:
+                await self._act(server, "/begin_weight_update", {})
+            except InfrastructureFailure as failure:
+                if "already open" not in str(failure):
+                    raise
+                await self._act(server, "/end_weight_update", {})  # a learner that died left it open
+                await self._act(server, "/begin_weight_update", {})
         return info
 
     async def close_update(self, server: ServerAddress, info: ServerInfo) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -51,14 +52,10 @@ class Shards:
 
     def __init__(self) -> None:
         self.rank, self.ranks, self._group = 0, 1, None
-        try:
-            from sglang.srt.distributed import get_tp_group
-        except ImportError:  # the loader is tested without a server
+        engine = sys.modules.get("sglang.srt.distributed")  # a server has imported it long before weights come
+        if engine is None:
             return
-        try:
-            group = get_tp_group()
-        except AssertionError:  # no server has set it up
-            return
+        group = engine.get_tp_group()
         self.rank, self.ranks, self._group = group.rank_in_group, group.world_size, group.cpu_group
 
     def sum(self, value: int) -> int:
@@ -86,9 +83,10 @@ def load(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
     held = msgspec.structs.replace(before, serial=-1, changed=False, error="the message has no envelope")
     try:
         envelope = from_tensor(dict(named_tensors)[ENVELOPE])
-        held = _act(model, envelope, before)
     except (KeyError, msgspec.DecodeError) as error:
-        held = msgspec.structs.replace(held, error=f"the envelope cannot be read: {error}")
+        held = msgspec.structs.replace(held, error=f"the envelope cannot be read: {error!r}")
+    else:
+        held = _act(model, envelope, before)
     held = msgspec.structs.replace(held, seconds=time.monotonic() - started)
     if held.error:
         log.error("weights refused: %s", held.error)
@@ -97,7 +95,7 @@ def load(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
 
 
 def _act(model: nn.Module, envelope: Envelope, before: Held) -> Held:
-    shards, held, opened, places, error = Shards(), before, None, None, ""
+    shards, opened, places, error = Shards(), None, None, ""
     try:
         data = _receive(envelope, next(model.parameters()).device)
         opened = open_payload(memoryview(data))
@@ -105,7 +103,7 @@ def _act(model: nn.Module, envelope: Envelope, before: Held) -> Held:
     except Exception as problem:  # any: an exception would end the server
         error = f"{type(problem).__name__}: {problem}" if not isinstance(problem, PayloadError) else str(problem)
     error = shards.all_agree(error)
-    held = msgspec.structs.replace(held, serial=envelope.serial, error=error, changed=False)
+    held = msgspec.structs.replace(before, serial=envelope.serial, error=error, changed=False)
     if error:
         return held
     try:

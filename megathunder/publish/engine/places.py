@@ -63,7 +63,7 @@ class Places:
         """Raise PayloadError unless every element of every parameter is covered, vocabulary padding aside."""
         for name, parameter in self._parameters.items():
             covered = self._covered.get(name, 0)
-            if covered == parameter.numel() or (covered and VOCABULARY.fullmatch(name)):
+            if covered == parameter.numel() or (name in self._covered and VOCABULARY.fullmatch(name)):
                 continue
             raise PayloadError(
                 f"the engine's {name} has {parameter.numel()} elements, of which the message describes {covered}"

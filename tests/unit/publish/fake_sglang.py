@@ -28,7 +28,10 @@ async def fake_sglang(version: str, *, loader: str = WEIGHT_LOADER) -> AsyncIter
         if request.path in ("/begin_weight_update", "/end_weight_update"):
             if version == "0.5.20":
                 return web.Response(status=404)
-            is_open = request.path == "/begin_weight_update"
+            begin = request.path == "/begin_weight_update"
+            if begin and is_open:
+                return web.json_response({"success": False, "message": "a session is already open"}, status=400)
+            is_open = begin
         elif request.path.startswith("/update_weights_from_") and not is_open:
             return web.json_response({"success": False, "message": "must run between begin and end"}, status=400)
         return web.json_response({"success": True, "message": ""})

@@ -36,6 +36,18 @@ def test_an_update_stands_between_begin_and_end_where_the_version_has_them() -> 
     assert paths("0.5.23") == [*idle, "/begin_weight_update", tensor, "/end_weight_update"]
 
 
+def test_a_session_that_a_dead_learner_left_open_is_ended() -> None:
+    async def update() -> list[str]:
+        async with fake_sglang("0.5.23") as fake, Round((fake.address,), api_key="", timeout_s=5.0).control as control:
+            await control.open_update(fake.address)
+            fake.asked.clear()
+            await control.open_update(fake.address)
+            return fake.asked[-3:]
+
+    begin, end = "/begin_weight_update", "/end_weight_update"
+    assert asyncio.run(update()) == [begin, end, begin]
+
+
 def test_an_unknown_version_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(UserError, match=r"(?s)SGLang 0\.5\.99.*0\.5\.20 or 0\.5\.23"):
         paths("0.5.99")
