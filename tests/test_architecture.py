@@ -36,6 +36,7 @@ TORCH_ALLOWED_FILES = {"megathunder/objectives/reference.py"}
 MEGATRON_ROOMS = {"learner", "publish"}
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_COLUMNS = 400, 80, 120
 MIN_ANNOTATED = 0.95
+DATA = ROOT / "examples" / "tasks"  # what agents work on
 THIS_FILE = "tests/test_architecture.py"
 FORBIDDEN = re.compile(
     r"/work/(?:main|wt|scratch|shared)|/root/|/home/\w+/|\bscratch/|\blab/|\bfacts/|\b[Ii]ssues? [A-F]\b"
@@ -63,7 +64,8 @@ class Source(NamedTuple):
 def read_tree(*folders: str, suffixes: tuple[str, ...] = (".py",)) -> list[Source]:
     found = (p for folder in folders for p in sorted((ROOT / folder).rglob("*")))
     paths = (p for p in found if p.suffix in suffixes and p.is_file())
-    return [Source(p.relative_to(ROOT).as_posix(), p.read_text()) for p in paths if "__pycache__" not in p.parts]
+    code = (p for p in paths if "__pycache__" not in p.parts and DATA not in p.parents)
+    return [Source(p.relative_to(ROOT).as_posix(), p.read_text()) for p in code]
 
 
 def imports_of(source: Source) -> Iterator[tuple[int, str]]:

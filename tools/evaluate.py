@@ -35,6 +35,7 @@ from megathunder.rollout import Collector, ServerControl, ServerPool
 from megathunder.sandbox import SandboxPool, grade
 from megathunder.tasks import ChatFormat, Task, build_source
 
+GENERATED = ("shell", "math")
 EVERY = 10  # attempts between two lines of progress
 LEAST_SAMPLING = 1e-3  # below this temperature attempts are copies of each other
 
@@ -55,6 +56,12 @@ def main(argv: list[str]) -> int:
         check_independence(config, options.attempts)
         out = Path(options.json)
         tasks = build_source(config.tasks).heldout(config.tasks.heldout)
+        if not tasks:
+            raise ConfigError(
+                f"{options.tasks} has no held-out tasks",
+                expected="at least one (dev.jsonl, dev/, or several repositories)",
+                remedy="split them with tools/prepare_data.py",
+            )
         log = AttemptLog(out.with_name(out.name + ".attempts.jsonl"), plan_of(config, folder, tasks))
         asyncio.run(evaluate(config, folder, tasks, options.attempts, log, out.parent / "logs"))
         ks = [k for k in map(int, options.k.split(",")) if k <= options.attempts]
@@ -73,8 +80,19 @@ def main(argv: list[str]) -> int:
 
 def with_tasks(config: Config, named: str) -> Config:
     """`config` with the task source that --tasks names."""
-    tasks = dataclasses.replace(config.tasks, source=named)
-    return dataclasses.replace(config, tasks=tasks)
+    path = Path(named)
+    if named in GENERATED:
+        source, named = named, ""
+    elif not path.exists():
+        raise ConfigError(
+            f"--tasks {named}: no such file or folder",
+            expected=f"{', '.join(GENERATED)}, or a path",
+            remedy="name examples/tasks/swe or examples/tasks/terminal, for example",
+        )
+    else:
+        source = "terminal" if any(path.glob("**/task.toml")) or any(path.glob("**/task.yaml")) else "swe"
+        named = str(path.absolute())
+    return dataclasses.replace(config, tasks=dataclasses.replace(config.tasks, source=source, path=named))
 
 
 def policy_folder(checkpoint: Path) -> Path:

@@ -33,6 +33,7 @@ LAWS_OF_THE_MACHINE = (
     machine.the_run_folder_is_free,
     models.model_folders_are_whole,
     machine.the_sandbox_is_installed,
+    machine.the_tasks_are_there,
     machine.wandb_is_installed,
     machine.cores_exist,
     machine.devices_exist,
@@ -45,6 +46,7 @@ OF_SAMPLING = frozenset(
     (
         meaning.the_batch_fits_the_tasks,
         machine.the_sandbox_is_installed,
+    machine.the_tasks_are_there,
         machine.servers_are_not_open_to_the_network,
         machine.enough_servers,
         machine.ports_are_free,

@@ -99,6 +99,7 @@ def _with_absolute_paths(config: Config) -> Config:
 
     return dataclasses.replace(
         config,
+        tasks=dataclasses.replace(config.tasks, path=absolute(config.tasks.path)),
         run=dataclasses.replace(config.run, folder=absolute(config.run.folder)),
         learner=dataclasses.replace(config.learner, model=absolute(config.learner.model)),
         replay=dataclasses.replace(config.replay, run=absolute(config.replay.run)),

@@ -23,6 +23,7 @@ GPU_MEMORY_GIB = {
     "L4": 22.0,
 }
 """What the driver reports as the total of one GPU, rounded down (80 GB models of the A100 and H100)."""
+PYTHON = "/usr/bin/python3"  # what sandboxes have
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 
@@ -32,6 +33,26 @@ def the_sandbox_is_installed(config: Config) -> None:
             "sandbox.backend = 'bubblewrap', and no `bwrap` on PATH",
             expected="bubblewrap; commands of a policy never run on the bare host",
             remedy="bash tools/setup.sh, or apt-get install bubblewrap",
+        )
+
+
+def the_tasks_are_there(config: Config) -> None:
+    """Tasks from files need their files, and a Python with pytest for sandboxes, which hold /usr and pytest alone."""
+    tasks = config.tasks
+    if tasks.source not in ("swe", "terminal"):
+        return
+    if not tasks.path or not Path(tasks.path).exists():
+        raise ConfigError(
+            f"tasks.source = {tasks.source!r} with tasks.path = {tasks.path!r}",
+            expected="an existing file or folder of tasks",
+            remedy=f"set tasks.path = 'examples/tasks/{tasks.source}', or prepare some with tools/prepare_data.py",
+        )
+    missing = [name for name, there in (("pytest", find_spec("pytest")), (PYTHON, Path(PYTHON).exists())) if not there]
+    if missing:
+        raise ConfigError(
+            f"tasks.source = {tasks.source!r}, and {' and '.join(missing)} is missing",
+            expected=f"{PYTHON} (3.10 or newer), and pytest beside this package",
+            remedy="bash tools/setup.sh; apt-get install python3",
         )
 
 

@@ -10,8 +10,11 @@ from typing import Literal
 class TasksConfig:
     """[tasks] which tasks a run trains on, in what order, and which it keeps for evaluation."""
 
-    source: Literal["shell"] = "shell"
-    """Task family: `shell` generates multi-turn shell tasks from the seed."""
+    source: Literal["shell", "math", "swe", "terminal"] = "shell"
+    """Task family: `shell` and `math` are generated from the seed; `swe` (SWE-smith, SWE-bench) and `terminal` (Harbor,
+    Terminal-Bench 1, SETA) are read from `path`."""
+    path: str = ""
+    """File or folder that a `swe` or `terminal` source reads."""
     kinds: tuple[str, ...] = ()
     """Kinds of the family to draw from; empty means all."""
     seed: int = 0

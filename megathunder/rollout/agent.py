@@ -24,7 +24,7 @@ from megathunder.rollout.client import Generation
 from megathunder.rollout.engine import DeadlinePassed, Engine, EpisodeClock
 from megathunder.rollout.wire import SamplingParams
 from megathunder.rollout.workspace import Workspace
-from megathunder.tasks import ChatFormat, SubmitAnswer, Task, observation_text, parse_action
+from megathunder.tasks import BoxedAnswer, ChatFormat, SubmitAnswer, Task, observation_text, parse_action
 from megathunder.types import EndReason, Role, Row, Segment, Trajectory, TrajectoryId, TurnCompleted
 
 OnTurn = Callable[[TurnCompleted, tuple[int, ...]], None]
@@ -100,7 +100,11 @@ class Episode:
             self._fix_turn(generation, context)
             if not config.ignore_eos and generation.token_ids[-1:] != (self._chat.end_token_id,):
                 return EndReason.MAX_TOKENS if room < config.max_new_tokens else EndReason.MALFORMED
-            action = parse_action(self._chat.action_text(self._until_end_token(generation.token_ids)))
+            text = self._chat.action_text(self._until_end_token(generation.token_ids))
+            if isinstance(self._task.grading, BoxedAnswer):
+                self.answer = text
+                return EndReason.ANSWERED
+            action = parse_action(text)
             if isinstance(action, SubmitAnswer):
                 self.answer = action.answer
                 return EndReason.ANSWERED

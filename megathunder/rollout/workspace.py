@@ -16,6 +16,7 @@ from megathunder.errors import InfrastructureFailure
 from megathunder.tasks import Task, TaskFile
 
 log = logging.getLogger(__name__)
+SETUP_S = 60.0  # for a task's own preparation
 
 
 class CommandResult(Protocol):
@@ -56,6 +57,8 @@ class Workspace:
 
     async def run(self, command: str, limit_s: float) -> CommandResult:
         """Run one command; replaces the sandbox when it fails. Raises InfrastructureFailure when that does not help."""
+        if self._task.folder:
+            command = f"cd {self._task.folder}; {command}"
         while True:
             try:
                 result = await (await self.ready()).exec(command, limit_s)
@@ -70,6 +73,8 @@ class Workspace:
         while self.sandbox is None:
             try:
                 self.sandbox = await self._pool.lease(self._task.files)
+                if self._task.setup:
+                    await self.sandbox.exec(self._task.setup, SETUP_S)
                 await self._replay(self.sandbox)
             except InfrastructureFailure as failure:
                 await self.fail(failure)

@@ -17,7 +17,10 @@ import socket
 import subprocess
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import distribution
 from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
 
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import IsolationError
@@ -25,6 +28,10 @@ from megathunder.sandbox.seccomp import build_filter
 
 MB = 1 << 20
 READ_ONLY = ("/usr", "/etc/alternatives", "/etc/ld.so.cache", "/etc/nsswitch.conf")
+PYTEST_FOLDER = "/opt/pytest"  # in a sandbox: the test runner, for agents and graders
+PYTEST_PARTS = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
+PYTEST_METADATA = ("pytest", "pluggy")  # distributions whose versions are asked for at run time
+ROOT_FOLDERS = ("app", "data", "tests", "logs", "solution")  # of terminal tasks: /NAME is /work/NAME
 MERGED = ("bin", "sbin", "lib", "lib64")  # symlinks into /usr
 ENVIRONMENT = (
     ("PATH", "/usr/local/bin:/usr/bin:/bin:/work/.bin"),
@@ -32,6 +39,10 @@ ENVIRONMENT = (
     ("LANG", "C.UTF-8"),
     ("OMP_NUM_THREADS", "1"),
     ("PYTHONDONTWRITEBYTECODE", "1"),
+    ("PYTHONPATH", PYTEST_FOLDER),
+    ("GIT_CONFIG_COUNT", "1"),  # the work folder belongs to root and its files to the agent, which git distrusts
+    ("GIT_CONFIG_KEY_0", "safe.directory"),
+    ("GIT_CONFIG_VALUE_0", "*"),
 )
 CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL", "CAP_DAC_OVERRIDE")
 SCRATCH_MB, SHARED_MEMORY_MB = 16, 4  # sizes of /tmp and /dev/shm
@@ -77,6 +88,22 @@ def filter_file() -> int:
 @cache
 def supervisor_script() -> str:
     return files("megathunder.sandbox").joinpath("supervisor.pl").read_text()
+
+
+@cache
+def test_runner() -> tuple[tuple[str, str], ...]:
+    """(path here, path in a sandbox) of pytest and what it imports, all pure Python; empty where it is missing."""
+    found = []
+    for name in PYTEST_PARTS:
+        spec = find_spec(name)
+        if spec is None or spec.origin is None:
+            return ()
+        origin = Path(spec.origin)
+        found.append(origin.parent if origin.name == "__init__.py" else origin)
+    for name in PYTEST_METADATA:
+        listed = distribution(name).files or ()
+        found += [Path(str(file.locate())).parent for file in listed if file.name == "METADATA"]
+    return tuple((str(path), f"{PYTEST_FOLDER}/{path.name}") for path in found)
 
 
 def find_bwrap() -> str:
@@ -131,6 +158,9 @@ def arguments(config: SandboxConfig, who: Identity, given: Descriptors) -> list[
         line += ["--unshare-user", "--uid", str(who.uid), "--gid", str(who.uid)]
     line += ["--perms", "0755", "--dir", "/etc"]
     line += [x for path in READ_ONLY for x in ("--ro-bind-try", path, path)]
+    line += ["--perms", "0755", "--dir", "/opt", "--perms", "0755", "--dir", PYTEST_FOLDER]
+    line += [x for here, there in test_runner() for x in ("--ro-bind", here, there)]
+    line += [x for name in ROOT_FOLDERS for x in ("--symlink", f"work/{name}", f"/{name}")]
     line += ["--perms", "0644", "--ro-bind-data", str(given.passwd), "/etc/passwd"]
     line += ["--perms", "0644", "--ro-bind-data", str(given.group), "/etc/group"]
     for name in MERGED:

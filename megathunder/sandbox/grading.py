@@ -9,22 +9,40 @@ from __future__ import annotations
 
 from megathunder.sandbox.interface import Sandbox
 from megathunder.sandbox.pool import SandboxPool
-from megathunder.tasks import ExactAnswer, ProgramCheck, Task, TaskFile
+from megathunder.sandbox.verify import repository_reward, terminal_reward
+from megathunder.tasks import (
+    BoxedAnswer,
+    ExactAnswer,
+    ProgramCheck,
+    RepositoryTests,
+    Task,
+    TaskFile,
+    TerminalTests,
+)
+from megathunder.tasks.boxed import boxed_reward
 
 MAX_TAKEN_BYTES = 1 << 20  # of one file of the agent
 
 
 async def grade(task: Task, sandbox: Sandbox, answer: str | None, pool: SandboxPool, budget_s: float) -> float:
-    """1.0 or 0.0. `answer` is what was submitted, None if nothing was: then the reward is 0.
+    """A finite number, mostly 1.0 or 0.0. `answer` is what was submitted, None if nothing was: then the reward is 0.
 
     Closes `sandbox` before it leases a clean one, so that graders cannot starve each other. A program that is still
     running after `budget_s` seconds earns 0. Raises InfrastructureFailure.
     """
     if answer is None:
         return 0.0
-    if isinstance(task.grading, ExactAnswer):
-        return float(answer.strip() == task.grading.answer.strip())
-    return await run_check(task.grading, sandbox, pool, budget_s)
+    match task.grading:
+        case ExactAnswer(answer=right):
+            return float(answer.strip() == right.strip())
+        case BoxedAnswer(answer=right):
+            return boxed_reward(answer, right)
+        case RepositoryTests() as check:
+            return await repository_reward(check, sandbox, pool, budget_s)
+        case TerminalTests() as check:
+            return await terminal_reward(check, sandbox, pool, budget_s)
+        case ProgramCheck() as check:
+            return await run_check(check, sandbox, pool, budget_s)
 
 
 async def run_check(check: ProgramCheck, sandbox: Sandbox, pool: SandboxPool, budget_s: float) -> float:

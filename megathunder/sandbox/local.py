@@ -76,7 +76,7 @@ class LocalSandbox:
         """Writes `files`, making their folders; raises InfrastructureFailure with the supervisor's words."""
         parts = []
         for file in files:
-            path, content = file.path.encode(), file.content.encode()
+            path, content = (text.encode(errors="surrogateescape") for text in (file.path, file.content))
             parts += [struct.pack(">II", file.mode, len(path)), path, struct.pack(">I", len(content)), content]
         error = await self._ask(b"W", b"".join(parts), GRACE_S)
         if error:

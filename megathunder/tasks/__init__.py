@@ -6,20 +6,32 @@ source, unknown kinds, and tokenizers without a chat template.
 
 from megathunder.tasks.chat import Action, ChatFormat, RunCommand, SubmitAnswer, observation_text, parse_action
 from megathunder.tasks.source import SourceState, TaskSource, build_source
-from megathunder.tasks.task import ExactAnswer, Grading, ProgramCheck, Task, TaskFile
+from megathunder.tasks.task import (
+    BoxedAnswer,
+    ExactAnswer,
+    Grading,
+    ProgramCheck,
+    RepositoryTests,
+    Task,
+    TaskFile,
+    TerminalTests,
+)
 
 __all__ = [
     "Action",
+    "BoxedAnswer",
     "ChatFormat",
     "ExactAnswer",
     "Grading",
     "ProgramCheck",
+    "RepositoryTests",
     "RunCommand",
     "SourceState",
     "SubmitAnswer",
     "Task",
     "TaskFile",
     "TaskSource",
+    "TerminalTests",
     "build_source",
     "observation_text",
     "parse_action",

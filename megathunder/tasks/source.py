@@ -9,15 +9,18 @@ drawn from (seed, e). Called by loop.py and evaluation/. Refuses a batch that an
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import count
 from typing import Literal, Protocol
 
 from megathunder.config.tasks import TasksConfig
 from megathunder.errors import ConfigError
+from megathunder.tasks import arithmetic
 from megathunder.tasks.shell import KINDS, shell_task
+from megathunder.tasks.swe import read_repository_tasks
 from megathunder.tasks.task import Task
+from megathunder.tasks.terminal import read_terminal_tasks
 from megathunder.types import Wire
 
 HELDOUT_SEED = 2**31
@@ -70,12 +73,17 @@ def distinct(candidates: Iterator[Task], side: Literal["train", "heldout"], n: i
     return list(found.values())
 
 
-class GeneratedSource:
-    """A TaskSource over tasks generated from numbers: candidate(seed, index, prefix of the id)."""
+class ListedSource:
+    """A TaskSource over given tasks; `heldout` are those of the other side."""
 
-    def __init__(self, config: TasksConfig, candidate: Callable[[int, int, str], Task]) -> None:
-        self._config, self._candidate = config, candidate
-        self._tasks = distinct((candidate(config.seed, i, "train") for i in count()), "train", config.size)
+    def __init__(self, config: TasksConfig, tasks: Sequence[Task], heldout: Sequence[Task] = ()) -> None:
+        if not tasks:
+            raise ConfigError(
+                f"{config.path or config.source} gives no task to train on",
+                expected="at least one",
+                remedy="see the report of tools/prepare_data.py for what was left out, and why",
+            )
+        self._config, self._tasks, self._heldout = config, list(tasks), list(heldout)
         self._at = SourceState()
         self._order = self._permutation(0)
 
@@ -103,7 +111,7 @@ class GeneratedSource:
         self._at, self._order = state, self._permutation(state.epoch)
 
     def heldout(self, n: int) -> list[Task]:
-        return distinct((self._candidate(HELDOUT_SEED, i, "heldout") for i in count()), "heldout", n)
+        return self._heldout[:n]
 
     def _permutation(self, epoch: int) -> list[int]:
         order = list(range(len(self._tasks)))
@@ -111,25 +119,44 @@ class GeneratedSource:
         return order
 
 
+class GeneratedSource(ListedSource):
+    """A TaskSource over tasks generated from numbers: candidate(seed, index, prefix of the id)."""
+
+    def __init__(self, config: TasksConfig, candidate: Callable[[int, int, str], Task]) -> None:
+        self._candidate = candidate
+        super().__init__(config, distinct((candidate(config.seed, i, "train") for i in count()), "train", config.size))
+
+    def heldout(self, n: int) -> list[Task]:
+        return distinct((self._candidate(HELDOUT_SEED, i, "heldout") for i in count()), "heldout", n)
+
+
 def build_source(config: TasksConfig) -> TaskSource:
-    """The source that `config` names; raises ConfigError for unknown kinds and impossible sizes."""
-    unknown = [kind for kind in config.kinds if kind not in KINDS]
+    """The source that `config` names; raises ConfigError for unknown kinds, impossible sizes and unreadable files."""
+    if config.source == "swe":
+        return ListedSource(config, *read_repository_tasks(config))
+    if config.source == "terminal":
+        return ListedSource(config, *read_terminal_tasks(config))
+    known = {"shell": KINDS, "math": arithmetic.KINDS}[config.source]
+    unknown = [kind for kind in config.kinds if kind not in known]
     if unknown:
         raise ConfigError(
             f"tasks.kinds names {', '.join(unknown)}",
-            expected=f"some of {', '.join(KINDS)}",
+            expected=f"some of {', '.join(known)}",
             remedy="correct the names",
         )
-    if config.size < 1 or config.max_turns < 2:
+    if config.size < 1 or (config.source == "shell" and config.max_turns < 2):
         raise ConfigError(
             f"tasks.size is {config.size} and tasks.max_turns {config.max_turns}",
             expected="at least one task, and two turns (a command and the answer)",
             remedy="raise the setting",
         )
-    kinds = config.kinds or KINDS
+    kinds = config.kinds or known
 
     def candidate(seed: int, index: int, prefix: str) -> Task:
         rng = random.Random(f"{seed}:{index}")
-        return shell_task(rng, f"{prefix}-{seed}-{index}", kinds, config.latency_scale, config.max_turns)
+        name = f"{prefix}-{seed}-{index}"
+        if config.source == "math":
+            return arithmetic.arithmetic_task(rng, name, kinds)
+        return shell_task(rng, name, kinds, config.latency_scale, config.max_turns)
 
     return GeneratedSource(config, candidate)

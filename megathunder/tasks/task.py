@@ -35,7 +35,38 @@ class ProgramCheck(Wire):
     files: tuple[TaskFile, ...] = ()
 
 
-Grading = ExactAnswer | ProgramCheck
+class RepositoryTests(Wire):
+    """Reward 1 if every named test passes on the agent's sources in a clean sandbox, else 0.
+
+    `files` are the pristine tests and settings of the repository; whatever the agent wrote in such places is dropped
+    (`tasks.protected`). A name is a pytest node id (`tests/test_a.py::test_b`); one that does not report has failed.
+    """
+
+    fail_to_pass: tuple[str, ...]
+    pass_to_pass: tuple[str, ...]
+    files: tuple[TaskFile, ...]
+
+
+class TerminalTests(Wire):
+    """Reward of an outside check of what the agent left in `folder`, in a clean sandbox with `files` added after it.
+
+    With `command` (Harbor): the finite number that it writes to /logs/verifier/reward.json or reward.txt. Without:
+    pytest over `files`, the sum of `weights` (test, weight) that pass (SETA), or 1 if all pass (Terminal-Bench 1).
+    """
+
+    folder: str
+    files: tuple[TaskFile, ...]
+    command: str = ""
+    weights: tuple[tuple[str, float], ...] = ()
+
+
+class BoxedAnswer(Wire):
+    """Reward 1 if the last \\boxed{...} of the submitted text equals `answer` mathematically, else 0."""
+
+    answer: str
+
+
+Grading = ExactAnswer | ProgramCheck | RepositoryTests | TerminalTests | BoxedAnswer
 
 
 class Task(Wire):
@@ -47,10 +78,15 @@ class Task(Wire):
     files: tuple[TaskFile, ...]
     grading: Grading
     max_turns: int = 6
+    setup: str = ""  # a command that runs once before the policy's first
+    folder: str = ""  # where the policy's commands start; empty: the work folder
 
     @property
     def content_key(self) -> str:
         """What must not be shared by training and held-out tasks: the request together with its answer."""
         grading = self.grading
-        secret = grading.answer if isinstance(grading, ExactAnswer) else grading.expected
+        if isinstance(grading, ExactAnswer | BoxedAnswer):
+            secret = grading.answer
+        else:
+            secret = grading.expected if isinstance(grading, ProgramCheck) else self.id
         return f"{self.kind}\0{self.prompt}\0{secret}"

@@ -18,7 +18,8 @@ from megathunder.config.load import load_config
 from megathunder.config.toml import from_table, read_config, settings, to_toml
 from megathunder.errors import ConfigError
 
-EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("**/*.toml"))
+FOLDER = Path(__file__).parents[3] / "examples"
+EXAMPLES = sorted(p for p in FOLDER.glob("**/*.toml") if FOLDER / "tasks" not in p.parents)
 
 
 def test_command_line_beats_file_beats_default(tmp_path: Path) -> None:

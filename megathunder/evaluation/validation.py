@@ -1,0 +1,91 @@
+"""Whether a task is sound, found out by running it: what must fail fails, what must pass passes.
+
+    SWE-smith, SWE-bench   on the agent's files some named test fails and some passes; after the reference fix all pass
+    terminal               nothing done earns less than full reward (SETA: 0); the reference solution earns 1
+
+Called by tools/prepare_data.py and tools/inject_bugs.py. Raises InfrastructureFailure, which is no verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from megathunder.sandbox import SandboxPool, grade
+from megathunder.sandbox.verify import repository_outcomes
+from megathunder.tasks import RepositoryTests, Task
+from megathunder.tasks.swe import Instance, as_files, mended, sources_of, to_task
+from megathunder.tasks.terminal import Reference
+
+FULL = 1.0 - 1e-9
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """`reason` is empty for a sound task. The tests are those that were observed to fail and to pass."""
+
+    reason: str = ""
+    fail_to_pass: tuple[str, ...] = ()
+    pass_to_pass: tuple[str, ...] = ()
+
+
+async def validate_instance(instance: Instance, folder: Path, pool: SandboxPool, budget_s: float) -> Verdict:
+    """Runs the tests before and after the reference fix."""
+    task = to_task(instance, folder, max_turns=1)
+    assert isinstance(task.grading, RepositoryTests)
+    after = await outcomes(task.grading, mended(instance, folder), pool, budget_s)
+    if not after:
+        return Verdict(reason="the tests do not run on the mended repository")
+    before = await outcomes(task.grading, {f.path: f.content for f in task.files}, pool, budget_s)
+    named = {*instance.fail_to_pass, *instance.pass_to_pass} or set(after)
+    broken = tuple(sorted(n for n in named if after.get(n) == "passed" and before.get(n) != "passed"))
+    whole = tuple(sorted(n for n in named if after.get(n) == "passed" and before.get(n) == "passed"))
+    never = sorted(n for n in named if after.get(n) != "passed")
+    if never:
+        reason = f"{len(never)} named tests fail on the mended repository: {never[0]}"
+    elif not broken:
+        reason = "no test fails before the fix"
+    elif not whole:
+        reason = "no test passes before the fix"
+    elif set(instance.fail_to_pass) - set(broken):
+        reason = f"{sorted(set(instance.fail_to_pass) - set(broken))[0]} should fail before the fix, and passes"
+    elif set(instance.pass_to_pass) - set(whole):
+        reason = f"{sorted(set(instance.pass_to_pass) - set(whole))[0]} should pass before the fix, and fails"
+    else:
+        reason = ""
+    return Verdict(reason=reason, fail_to_pass=broken, pass_to_pass=whole)
+
+
+async def outcomes(
+    check: RepositoryTests, repository: Mapping[str, str], pool: SandboxPool, budget_s: float
+) -> dict[str, str]:
+    """{node id: outcome} of the check's tests on the sources of `repository`."""
+    kept = set(sources_of(repository))
+    sources = as_files({path: text for path, text in repository.items() if path in kept})
+    return await repository_outcomes(check, sources, pool, budget_s)
+
+
+async def validate_terminal(
+    task: Task, solution: Reference | None, pool: SandboxPool, budget_s: float, setup_s: float = 30.0
+) -> Verdict:
+    """Grades an agent that did nothing, and the reference solution."""
+    if solution is None:
+        return Verdict(reason="there is no reference solution")
+    idle = await reward_after(task, "true", pool, budget_s, setup_s)
+    if idle >= FULL or (task.kind == "seta" and idle != 0.0):
+        return Verdict(reason=f"doing nothing earns {idle:g}")
+    solved = await reward_after(task, solution.script, pool, budget_s, setup_s)
+    return Verdict(reason="" if solved >= FULL else f"the reference solution earns {solved:g}")
+
+
+async def reward_after(task: Task, script: str, pool: SandboxPool, budget_s: float, setup_s: float) -> float:
+    """What `script` earns, run where the agent's commands run."""
+    sandbox = await pool.lease(task.files)
+    try:
+        for command in (task.setup, f"cd {task.folder or '.'}; {script}"):
+            if command:
+                await sandbox.exec(command, setup_s)
+        return await grade(task, sandbox, "done", pool, budget_s)
+    finally:
+        await sandbox.close()

@@ -1,0 +1,228 @@
+"""Repositories with a fault: SWE-smith and SWE-bench instances as tasks.
+
+    FOLDER/instances.jsonl (or .json, .parquet; train.* and dev.* where they are already split)
+    FOLDER/repos/NAME/...                 the repository of `repo` = ".../NAME": its files, or a git repository
+
+    SWE-smith   `patch` makes the fault: agent = clean + patch,   tests = clean
+    SWE-bench   `patch` mends it:        agent = base commit,     tests = base commit + test_patch
+
+The agent gets files in one commit without any other history; the mending patch is in no file of the task. Without a
+given split, whole repositories are held out (about one in twenty, at least one where there are several).
+Called by tasks.source and tools/prepare_data.py. Refuses instances without a repository, and patches that do not fit.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import tarfile
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+
+from megathunder.config.tasks import TasksConfig
+from megathunder.errors import ConfigError
+from megathunder.tasks.patch import apply_patch
+from megathunder.tasks.protected import decides_tests, is_protected, is_test_file
+from megathunder.tasks.task import RepositoryTests, Task, TaskFile
+
+SUFFIXES = (".jsonl", ".json", ".parquet")
+HELDOUT_SHARE = 0.05
+MAX_FILE_BYTES = 1 << 20
+PROMPT = (
+    "{problem}\n\nThe repository is in {folder}. Reply with one shell command at a time; its output follows. Mend the "
+    "sources, not the tests, then reply: submit done"
+)
+ONE_COMMIT = (
+    "command -v git >/dev/null || exit 0; cd {folder} && git init -q --template= -b main && "
+    "git -c core.logAllRefUpdates=false add -A && GIT_AUTHOR_DATE=2000-01-01T00:00:00Z "
+    "GIT_COMMITTER_DATE=2000-01-01T00:00:00Z git -c core.logAllRefUpdates=false -c user.name=task "
+    "-c user.email=task@example.invalid commit -q -m base && rm -rf .git/logs .git/ORIG_HEAD"
+)
+AGENT_FOLDER = "/work"
+
+Names = list[str] | str
+
+
+class Instance(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that both formats share, and those that tell them apart; further fields are ignored."""
+
+    instance_id: str
+    repo: str
+    patch: str
+    FAIL_TO_PASS: Names
+    PASS_TO_PASS: Names
+    problem_statement: str
+    image_name: str = ""
+    base_commit: str = ""
+    test_patch: str = ""
+    version: str | None = None
+
+    @property
+    def is_bench(self) -> bool:
+        return bool(self.base_commit)
+
+    @property
+    def repository(self) -> str:
+        """`swesmith/owner__name.1a2b3c4d` -> owner__name.1a2b3c4d, `owner/name` -> owner__name (SWE-bench)."""
+        return self.repo.replace("/", "__") if self.is_bench else self.repo.rpartition("/")[2]
+
+    @property
+    def fail_to_pass(self) -> tuple[str, ...]:
+        return _names(self.FAIL_TO_PASS)
+
+    @property
+    def pass_to_pass(self) -> tuple[str, ...]:
+        return _names(self.PASS_TO_PASS)
+
+
+def read_repository_tasks(config: TasksConfig) -> tuple[list[Task], list[Task]]:
+    """(train, held-out) tasks of config.path. Raises ConfigError naming the file and the field."""
+    path = Path(config.path)
+    folder = path if path.is_dir() else path.parent
+    train_files, dev_files = instance_files(path, "train"), instance_files(path, "dev")
+    if train_files and dev_files:
+        train, dev = ([i for f in files for i in read_instances(f)] for files in (train_files, dev_files))
+    else:
+        train, dev = by_repository([i for f in instance_files(path) for i in read_instances(f)])
+    parts = [[to_task(i, folder, config.max_turns) for i in part] for part in (train[: config.size], dev)]
+    return parts[0], parts[1]
+
+
+def instance_files(path: Path, name: str = "") -> list[Path]:
+    """The files of instances at `path` whose name is `name` (any, without)."""
+    if path.is_file():
+        return [] if name else [path]
+    found = sorted(p for p in path.glob("*") if p.suffix in SUFFIXES and (p.stem == name if name else True))
+    if not found and not name:
+        raise ConfigError(
+            f"tasks.path = {str(path)!r} holds no file of instances",
+            expected=f"a file, or a folder with one, that ends in {', '.join(SUFFIXES)}",
+            remedy="write one with tools/prepare_data.py swe-smith, or use examples/tasks/swe",
+        )
+    return found
+
+
+def read_instances(path: Path) -> list[Instance]:
+    """Every instance of a file; raises ConfigError that names the first bad one."""
+    rows = raw_rows(path)
+    found = []
+    for number, row in enumerate(rows):
+        try:
+            found.append(msgspec.convert(row, Instance))
+        except msgspec.ValidationError as error:
+            raise ConfigError(
+                f"{path}, instance {number}: {error}",
+                expected="a SWE-smith or SWE-bench instance",
+                remedy="mend it, or leave it out with tools/prepare_data.py",
+            ) from None
+    return found
+
+
+def raw_rows(path: Path) -> list[object]:
+    """The objects of a JSON, JSONL or Parquet file."""
+    if path.suffix == ".parquet":
+        try:
+            import pyarrow.parquet  # large, and needed for this format only
+        except ImportError:
+            raise ConfigError(
+                f"{path} is a Parquet file, and pyarrow is not installed",
+                expected="pyarrow",
+                remedy="pip install pyarrow, or convert the file to JSONL",
+            ) from None
+        return pyarrow.parquet.read_table(path).to_pylist()
+    text = path.read_text()
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    loaded = json.loads(text)
+    return loaded if isinstance(loaded, list) else [loaded]
+
+
+def by_repository(instances: Sequence[Instance]) -> tuple[list[Instance], list[Instance]]:
+    """(train, held-out): whole repositories, chosen by a digest of their names."""
+    names = sorted({i.repository for i in instances}, key=lambda n: blake2b(n.encode(), digest_size=8).digest())
+    count = max(1, round(HELDOUT_SHARE * len(names))) if len(names) > 1 else 0
+    heldout = set(names[:count])
+    return [i for i in instances if i.repository not in heldout], [i for i in instances if i.repository in heldout]
+
+
+def to_task(instance: Instance, folder: Path, max_turns: int) -> Task:
+    """The task of an instance whose repository lies in `folder`/repos (or is `folder`/repo)."""
+    clean = repository_files(folder, instance.repository, instance.base_commit)
+    if instance.is_bench:
+        given, tested = clean, apply_patch(clean, instance.test_patch)
+    else:
+        given, tested = apply_patch(clean, instance.patch), clean
+    return Task(
+        id=instance.instance_id,
+        kind="swe_bench" if instance.is_bench else "swe_smith",
+        prompt=PROMPT.format(problem=instance.problem_statement.strip(), folder=AGENT_FOLDER),
+        files=as_files(given),
+        grading=RepositoryTests(
+            fail_to_pass=instance.fail_to_pass,
+            pass_to_pass=instance.pass_to_pass,
+            files=as_files({p: t for p, t in tested.items() if is_protected(p)}),
+        ),
+        max_turns=max_turns,
+        setup=ONE_COMMIT.format(folder=AGENT_FOLDER),
+    )
+
+
+def mended(instance: Instance, folder: Path) -> dict[str, str]:
+    """The sources after the reference fix, for validation; never part of a task."""
+    clean = repository_files(folder, instance.repository, instance.base_commit)
+    return apply_patch(clean, instance.patch) if instance.is_bench else dict(clean)
+
+
+def as_files(files: Mapping[str, str]) -> tuple[TaskFile, ...]:
+    return tuple(TaskFile(path=path, content=text) for path, text in sorted(files.items()))
+
+
+@lru_cache(maxsize=256)
+def repository_files(folder: Path, name: str, commit: str) -> Mapping[str, str]:
+    """{path: text} of a repository without its history; files that are not UTF-8 text are left out."""
+    root = next((p for p in (folder / "repos" / name, folder / "repo") if p.is_dir()), None)
+    if root is None:
+        raise ConfigError(
+            f"the repository {name} is not in {folder / 'repos'}",
+            expected="a folder of that name with the repository's files, or a clone of it",
+            remedy="put it there (git clone), or leave the instance out with tools/prepare_data.py",
+        )
+    if (root / ".git").exists() and commit:
+        archive = subprocess.run(["git", "-C", str(root), "archive", commit], capture_output=True, check=True).stdout
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            pairs = [(m.name, tar.extractfile(m).read()) for m in tar if m.isfile() and m.size <= MAX_FILE_BYTES]
+    else:
+        pairs = [(p.relative_to(root).as_posix(), p.read_bytes()) for p in sorted(root.rglob("*")) if _kept(p, root)]
+    return {path: text for path, data in pairs if (text := _text(data)) is not None}
+
+
+def _kept(path: Path, root: Path) -> bool:
+    parts = set(path.relative_to(root).parts)
+    return (
+        path.is_file()
+        and not path.is_symlink()
+        and not parts & {".git", "__pycache__", ".pytest_cache"}
+        and path.stat().st_size <= MAX_FILE_BYTES
+    )
+
+
+def _text(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _names(value: Names) -> tuple[str, ...]:
+    """SWE-bench gives lists as JSON strings."""
+    return tuple(json.loads(value) if isinstance(value, str) else value)
+
+
+def sources_of(paths: Iterable[str]) -> list[str]:
+    """The paths that an agent's version is taken of."""
+    return [p for p in paths if not is_test_file(p) and not decides_tests(p)]

@@ -1,0 +1,99 @@
+"""Patches, protected files, boxed answers, and task folders that cannot be used."""
+
+from __future__ import annotations
+
+import difflib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megathunder.config.tasks import TasksConfig
+from megathunder.errors import ConfigError, UserError
+from megathunder.tasks import build_source
+from megathunder.tasks.boxed import boxed_reward, last_boxed
+from megathunder.tasks.patch import apply_patch
+from megathunder.tasks.protected import is_protected
+from megathunder.tasks.swe import by_repository, read_instances
+from megathunder.tasks.terminal import read_folder, read_weights
+
+LINES = st.lists(st.sampled_from(["a\n", "b\n", "\n", "  c\n"]), max_size=12)
+
+
+@given(LINES, LINES)
+def test_a_diff_leads_from_one_text_to_the_other(before, after):
+    diff = "".join(difflib.unified_diff(before, after, "a/f", "b/f"))
+    assert apply_patch({"f": "".join(before)}, diff) == {"f": "".join(after)}
+
+
+def test_files_come_and_go_and_a_hunk_that_does_not_fit_is_refused():
+    new = "--- /dev/null\n+++ b/n\n@@ -0,0 +1 @@\n+x\n"
+    assert apply_patch({}, new) == {"n": "x\n"}
+    assert apply_patch({"n": "x\n"}, "--- a/n\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n") == {}
+    with pytest.raises(UserError, match="does not fit"):
+        apply_patch({"n": "y\n"}, "--- a/n\n+++ b/n\n@@ -1 +1 @@\n-x\n+z\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "protected"),
+    [("a.py", False), ("src/a/b.py", False), ("docs/latest.md", False), ("attest.py", False)]
+    + [(p, True) for p in ("conftest.py", "a/conftest.py", "tests/x.py", "a/test_b.py", "b_test.py", "pytest.py")]
+    + [(p, True) for p in ("_pytest/runner.py", "setup.cfg", "a.pth", "sitecustomize.py", ".git/config")],
+)
+def test_what_decides_tests_is_not_taken_from_an_agent(path, protected):
+    assert is_protected(path) is protected
+
+
+@pytest.mark.parametrize(
+    ("text", "right", "reward"),
+    [(r"\boxed{43}", "43", 1.0), (r"so \boxed{1} or \boxed{\frac{1}{2}}", "0.5", 1.0), ("43", "43", 0.0)]
+    + [(r"\boxed{44}", "43", 0.0), (r"\boxed{43", "43", 0.0), (r"\boxed{}", "43", 0.0)],
+)
+def test_the_last_box_counts(text, right, reward):
+    assert boxed_reward(text, right) == reward
+
+
+def test_braces_nest():
+    assert last_boxed(r"\boxed{a_{1}}") == "a_{1}"
+
+
+def test_whole_repositories_are_held_out(tmp_path):
+    rows = [
+        {"instance_id": f"{r}.{i}", "repo": f"x/{r}", "patch": "", "FAIL_TO_PASS": ["t"], "PASS_TO_PASS": "[]"}
+        | {"problem_statement": ""}
+        for r in "abcdef"
+        for i in range(3)
+    ]
+    (tmp_path / "i.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    train, dev = by_repository(read_instances(tmp_path / "i.jsonl"))
+    assert len(train) == 15 and len(dev) == 3 and not {i.repo for i in train} & {i.repo for i in dev}
+    assert dev[0].fail_to_pass == ("t",) and dev[0].pass_to_pass == ()
+
+
+def test_an_instance_without_a_field_is_named(tmp_path):
+    (tmp_path / "i.json").write_text('[{"instance_id": "x"}]')
+    with pytest.raises(ConfigError, match="instance 0: .*repo"):
+        read_instances(tmp_path / "i.json")
+
+
+def test_a_container_that_must_be_built_is_refused_by_name(tmp_path):
+    (tmp_path / "environment").mkdir()
+    (tmp_path / "task.toml").write_text("")
+    (tmp_path / "instruction.md").write_text("do it")
+    (tmp_path / "environment" / "Dockerfile").write_text("FROM x\nRUN apt-get update && make -C /src install\n")
+    with pytest.raises(UserError, match="make -C /src install"):
+        read_folder(tmp_path, 3)
+
+
+@pytest.mark.parametrize("weights", [{}, {"a": 0.5}, {"a": 1.5, "b": -0.5}])
+def test_weights_must_add_up_to_one(tmp_path, weights):
+    (tmp_path / "weights.json").write_text(json.dumps(weights))
+    with pytest.raises(UserError, match="add up to 1"):
+        read_weights(tmp_path / "weights.json")
+
+
+def test_arithmetic_tasks_are_distinct_and_held_out_ones_are_others():
+    source = build_source(TasksConfig(source="math", size=200))
+    train, heldout = source.take(200), source.heldout(50)
+    assert len({t.prompt for t in train}) == 200 and not {t.prompt for t in train} & {t.prompt for t in heldout}
