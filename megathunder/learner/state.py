@@ -23,6 +23,7 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from megathunder.errors import UserError
 from megathunder.learner.generators import load_generators, save_generators
@@ -73,7 +74,7 @@ def load(folder: Path, chunks: Sequence[DistributedDataParallel], stepper: Stepp
     with torch.no_grad():
         for index, chunk in enumerate(chunks):
             chunk.module.load_state_dict(loaded[f"model{index}"])
-        stepper.optimizer.load_state_dict(loaded["optimizer"])
+        _load_optimizer(stepper.optimizer, loaded["optimizer"])
     for part in _parts(stepper.optimizer):
         for moments in part.optimizer.state.values():
             # The sharded optimizer does not restore torch's step counter, and shares one tensor between parameters.
@@ -110,7 +111,7 @@ def _sharded(
     chunks: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer, *, loading: bool = False
 ) -> dict[str, Any]:
     """Megatron's sharded state: one entry a model chunk, and the optimizer."""
-    sharding = {"distrib_optim_sharding_type": "dp_reshardable"}
+    sharding = {"distrib_optim_sharding_type": "fully_reshardable"}
     state: dict[str, Any] = {
         f"model{index}": chunk.module.sharded_state_dict(metadata=sharding) for index, chunk in enumerate(chunks)
     }
@@ -121,6 +122,20 @@ def _sharded(
 
 def _parts(optimizer: MegatronOptimizer) -> Sequence[MegatronOptimizer]:
     return getattr(optimizer, "chained_optimizers", None) or [optimizer]
+
+
+def _load_optimizer(optimizer: MegatronOptimizer, state: dict[Any, Any]) -> None:
+    """What Megatron's `load_state_dict` does, in two parts: its sharded optimizer takes every entry of Adam's state for
+    a tensor that the checkpoint has, and the step is none."""
+    parts = _parts(optimizer)
+    states = [state] if len(parts) == 1 else [one for _, one in sorted(state.items())]
+    for part, own in zip(parts, states, strict=True):
+        tensors = own.pop("param_state", None) if isinstance(part, DistributedOptimizer) else None
+        part.load_state_dict(own)
+        if tensors is not None:
+            for moments in part.optimizer.state.values():
+                moments.pop("step", None)
+            part.load_parameter_state_from_fully_reshardable(tensors)
 
 
 def _start_adam(optimizer: MegatronOptimizer) -> None:
