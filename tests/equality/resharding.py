@@ -2,7 +2,7 @@
 
     RANK=... python -m tests.equality.resharding MODEL CHECKPOINT OUT SAVE FIELD=VALUE ...
 
-Loads CHECKPOINT where it exists, takes one update (the same commands in every layout), saves into SAVE ("-": nowhere) and
+Loads CHECKPOINT where it exists, takes one update (the same commands in every layout), saves into SAVE ("-": no) and
 writes the weights after it, under Hugging Face names, to OUT.
 """
 
