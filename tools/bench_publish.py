@@ -81,7 +81,7 @@ def main() -> int:
             model, batches = load(arguments.model, arguments.steps)
             report["steps"] = list(measure_steps(model, batches, arguments.lr, FLOATS[arguments.dtype]))
             if arguments.transports:
-                report["transports"] = measure_transports(model, Path(scratch), arguments.dtype)
+                report["transports"] = measure_transports(model, Path(scratch), arguments.dtype, arguments.repeats)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
@@ -97,6 +97,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", choices=sorted(FLOATS), help="type that is published")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--transports", action="store_true", help="also publish to a server by every transport")
+    parser.add_argument("--repeats", type=int, default=3, help="publications a row of --transports")
     parser.add_argument("--json", default="bench_publish.json", help="where the numbers go")
     return parser.parse_args()
 
@@ -221,17 +222,17 @@ def describe(row: dict[str, object]) -> str:
     )
 
 
-def measure_transports(model: torch.nn.Module, folder: Path, dtype: str) -> list[dict[str, object]]:
-    """One row a transport and changed fraction: bytes and seconds of a publication to one server, medians of three."""
+def measure_transports(model: torch.nn.Module, folder: Path, dtype: str, repeats: int) -> list[dict[str, object]]:
+    """One row a transport and changed fraction: bytes and seconds (median) of a publication to one server."""
     kind = FLOATS[dtype]
     served = folder / "model"
     model.to(kind).save_pretrained(served)
     weights = {name: parameter.data.clone() for name, parameter in model.named_parameters()}
-    settings = dataclasses.replace(Config().rollout, dtype=dtype, max_total_tokens=2048, max_running_requests=2)
+    rollout = dataclasses.replace(Config().rollout, dtype=dtype, max_total_tokens=2048, max_running_requests=2)
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
     start = start_server(
-        settings,
+        rollout,
         model=served,
         port=choose_port("127.0.0.1", 0),
         device="cpu",
@@ -241,17 +242,24 @@ def measure_transports(model: torch.nn.Module, folder: Path, dtype: str) -> list
     server = asyncio.run_coroutine_threadsafe(start, loop).result()
     try:
         address = ServerAddress(name="rollout-0", url=server.url)
-        rows = [row for each in TRANSPORTS for row in measure_transport(each, weights, address, served, folder)]
+        rows: list[dict[str, object]] = []
+        for settings in TRANSPORTS:
+            for row in measure_transport(settings, weights, address, served, folder, repeats):
+                rows.append(row)
+                row["wins_below_mb_per_s"] = break_even(row, rows)
+                print(describe_transport(row), flush=True)
     finally:
         asyncio.run_coroutine_threadsafe(server.kill(), loop).result()
-    for row in rows:
-        row["wins_below_mb_per_s"] = break_even(row, rows)
-        print(describe_transport(row), flush=True)
     return rows
 
 
 def measure_transport(
-    settings: dict[str, str], weights: dict[str, Tensor], address: ServerAddress, model: Path, folder: Path
+    settings: dict[str, str],
+    weights: dict[str, Tensor],
+    address: ServerAddress,
+    model: Path,
+    folder: Path,
+    repeats: int,
 ) -> Iterator[dict[str, object]]:
     """The rows of one transport. The first publication, always of full weights, is not timed."""
     config = Config(publish=PublishConfig(**settings))
@@ -276,11 +284,11 @@ def measure_transport(
     _publish(publisher, address)
     for fraction in FRACTIONS:
         found = []
-        for _ in range(3):
+        for _ in range(repeats):
             for tensor in weights.values():
                 move(tensor, fraction)
             found.append(_publish(publisher, address))
-        seconds, sent = sorted(found)[1]
+        seconds, sent = sorted(found)[len(found) // 2]
         yield {"transport": "-".join(settings.values()), "fraction": fraction, "bytes": sent, "seconds": seconds}
 
 
