@@ -308,9 +308,12 @@ def move(tensor: Tensor, fraction: float) -> None:
 
 
 def break_even(row: dict[str, object], rows: list[dict[str, object]]) -> float | None:
-    """MB a second of network below which this transport beats `distributed`; None: always (at any speed measured)."""
+    """MB a second of network below which this transport beats `distributed`; None: at any speed; 0: it
+    sends no less."""
     dense = next(r for r in rows if r["transport"] == "distributed" and r["fraction"] == row["fraction"])
     slower_s = row["seconds"] - dense["seconds"]
+    if row["bytes"] >= dense["bytes"]:
+        return 0.0
     return (dense["bytes"] - row["bytes"]) / 1e6 / slower_s if slower_s > 0 else None
 
 
@@ -318,10 +321,8 @@ def describe_transport(row: dict[str, object]) -> str:
     """One line a row."""
     limit = row["wins_below_mb_per_s"]
     wins = "at any speed" if limit is None else f"below {limit:.0f} MB/s"
-    return (
-        f"{row['transport']:20} {row['fraction']:6.1%} changed: {row['bytes'] / 1e6:8.2f} MB {row['seconds']:6.2f} s; "
-        f"beats distributed {wins}"
-    )
+    sent = f"{row['transport']:20} {row['fraction']:6.1%} changed: {row['bytes'] / 1e6:8.2f} MB {row['seconds']:6.2f} s"
+    return sent if limit == 0.0 else f"{sent}; beats distributed {wins}"
 
 
 def _machine() -> dict[str, object]:
