@@ -153,8 +153,12 @@ def run_rank(config: Config, folder: Path) -> int:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         _die_with_parent()  # torchrun, which may be killed itself
     coordinator = None
-    if ranks.rank == 0:
-        coordinator = CoordinatorProcess(folder / "config.toml", cells, ranks.listening_address(config))
+    try:
+        if ranks.rank == 0:
+            coordinator = CoordinatorProcess(folder / "config.toml", cells, ranks.listening_address(config))
+    except InfrastructureFailure as error:
+        complain(str(error))
+        return 1
     if coordinator:
         _on_signals(lambda number, _: coordinator.forward(number))
     try:

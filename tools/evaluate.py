@@ -27,7 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 from megathunder.config import Config
+from megathunder.config.bounds import numbers_are_in_range
 from megathunder.config.load import load_config
+from megathunder.config.machine import ports_are_free, the_sandbox_is_installed
 from megathunder.errors import ConfigError, MegathunderError, UserError
 from megathunder.evaluation import Attempt, AttemptLog, Plan, Score, run_attempts, score
 from megathunder.evaluation.estimate import Estimate
@@ -36,6 +38,7 @@ from megathunder.sandbox import SandboxPool, grade
 from megathunder.tasks import ChatFormat, Task, build_source
 
 GENERATED = ("shell", "math")
+LAWS = (numbers_are_in_range, the_sandbox_is_installed, ports_are_free)
 EVERY = 10  # attempts between two lines of progress
 LEAST_SAMPLING = 1e-3  # below this temperature attempts are copies of each other
 
@@ -54,7 +57,11 @@ def main(argv: list[str]) -> int:
         folder = policy_folder(Path(options.checkpoint))
         config = dataclasses.replace(config, learner=dataclasses.replace(config.learner, model=str(folder)))
         check_independence(config, options.attempts)
+        for law in LAWS:
+            law(config)
+        ks = read_ks(options.k, options.attempts)
         out = Path(options.json)
+        out.parent.mkdir(parents=True, exist_ok=True)
         tasks = build_source(config.tasks).heldout(config.tasks.heldout)
         if not tasks:
             raise ConfigError(
@@ -64,7 +71,6 @@ def main(argv: list[str]) -> int:
             )
         log = AttemptLog(out.with_name(out.name + ".attempts.jsonl"), plan_of(config, folder, tasks))
         asyncio.run(evaluate(config, folder, tasks, options.attempts, log, out.parent / "logs"))
-        ks = [k for k in map(int, options.k.split(",")) if k <= options.attempts]
         wanted = {(task.id, number) for task in tasks for number in range(options.attempts)}
         result = score([a for a in log.attempts if (a.task_id, a.number) in wanted], ks)
         out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
@@ -105,6 +111,18 @@ def policy_folder(checkpoint: Path) -> Path:
         expected="a Hugging Face model folder, or the folder of a finished run",
         remedy="name examples/policies/student, or convert with tools/convert.py",
     )
+
+
+def read_ks(text: str, attempts: int) -> list[int]:
+    """The k of pass@k that `attempts` allow."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if attempts < 1 or not words or not all(word.isdigit() and int(word) > 0 for word in words):
+        raise ConfigError(
+            f"--attempts {attempts} --k {text}",
+            expected="at least one attempt, and a comma list of whole numbers above 0",
+            remedy="for example --attempts 5 --k 1,3,5",
+        )
+    return [k for k in map(int, words) if k <= attempts]
 
 
 def check_independence(config: Config, attempts: int) -> None:

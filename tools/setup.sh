@@ -75,7 +75,9 @@ if [ "$(cat .venv/.stamp 2>/dev/null)" != "$stamp $PWD" ]; then
     python=$(find_python)
     started=$SECONDS
     echo "setup: installing into .venv (two minutes)"
-    [ -x .venv/bin/python ] || "$python" -m venv .venv 2>"$LOG" ||
+    # what an interrupted set-up left behind is made anew
+    { [ -f .venv/bin/activate ] && .venv/bin/python -m pip --version >/dev/null 2>&1; } ||
+        "$python" -m venv --clear .venv 2>"$LOG" ||
         fail "$python -m venv .venv failed: $(tail -1 "$LOG")" "the venv module" "apt-get install python3.11-venv"
     . .venv/bin/activate
     install -r requirements/torch.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"}

@@ -169,7 +169,9 @@ def the_run_folder_is_free(config: Config) -> None:
             "run.resume and run.overwrite", expected="one of them", remedy="drop --run.overwrite to continue the run"
         )
     folder = Path(run.folder) / run.name
-    if (folder / "metrics.jsonl").exists() and not (run.resume or run.overwrite):
+    rows = folder / "metrics.jsonl"
+    holds = (rows.exists() and rows.stat().st_size > 0) or any((folder / "checkpoints").glob("*"))
+    if holds and not (run.resume or run.overwrite):
         raise ConfigError(
             f"{folder} already holds a run",
             expected="a new name",

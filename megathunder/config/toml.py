@@ -127,12 +127,18 @@ def _wrong_type(error: msgspec.ValidationError, table: Table, origin: str) -> Co
     return ConfigError(
         f"{origin}: {dotted} = {value!r} ({type(value).__name__})",
         expected=kind,
-        remedy=f"{text.lower()}; write it as {_example(hint)}" if hint else "put its settings below a [section] line",
+        remedy=f"write it as {_example(hint, value)}" if hint else "put its settings below a [section] line",
     )
 
 
-def _example(hint: object) -> str:
-    """How a value of this type is written in TOML."""
+def _example(hint: object, value: object) -> str:
+    """How `value`, or any value of this type, is written in TOML."""
+    if hint in (int, float):
+        try:
+            number = float(str(value))
+            return repr(int(number)) if hint is int and number.is_integer() else repr(number)
+        except ValueError:
+            pass
     written = {int: "8", float: "0.5", bool: "true or false", str: '"text"'}
     if typing.get_origin(hint) is tuple:
         return f"[{written[typing.get_args(hint)[0]]}]"

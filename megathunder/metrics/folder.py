@@ -13,16 +13,21 @@ Called by the process that starts a run, after the checks, and by tools that rea
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 
 from megathunder.config import Config
 from megathunder.config.toml import read_config, to_toml
 from megathunder.errors import UserError
+
+LOCK = ".lock"
+_held: list[TextIO] = []  # locks of this process: closed by its end alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +87,45 @@ class RunFolder:
 def start_run(config: Config) -> RunFolder:
     """Make the folder of `config`'s run and write its settings. With `run.overwrite` what an older run wrote goes."""
     folder = RunFolder(Path(config.run.folder) / config.run.name)
+    _make(folder.path)
+    _hold(folder.path)
     if config.run.overwrite:
         for path in (folder.metrics, folder.events, folder.timeline, folder.report, folder.config):
             path.unlink(missing_ok=True)
         written = (folder.trajectories, folder.checkpoints, folder.wandb, folder.policy)
         for path in (*written, folder.path / "gradients", folder.path / "weights"):
             shutil.rmtree(path, ignore_errors=True)
-    folder.path.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder.config, to_toml(config).encode())
+    write_atomically(folder.config, to_toml(config).encode(), mode=0o600 if config.rollout.api_key else 0o644)
     return folder
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / LOCK).touch()
+    except OSError as error:
+        raise UserError(
+            f"the run folder {path} cannot be written: {error.strerror}",
+            expected="a folder this user may write to",
+            remedy="set run.folder to another place, or mend its rights",
+        ) from None
+
+
+def _hold(path: Path) -> None:
+    """Own the folder until this process ends, however it ends: a second run of the name is refused."""
+    lock = (path / LOCK).open("r+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(
+            f"{path} belongs to a run that is still going (process {lock.read().strip() or 'unknown'})",
+            expected="one run a folder",
+            remedy="choose another run.name, or stop that run first",
+        ) from None
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    _held.append(lock)
 
 
 def resume_run(folder: RunFolder, first_update: int) -> None:
@@ -116,8 +151,9 @@ def open_folder(path: str | Path) -> RunFolder:
     return folder
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     """Readers see the old content or the new, never a part."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.write_bytes(content)
+    partial.chmod(mode)
     os.replace(partial, path)

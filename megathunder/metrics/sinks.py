@@ -6,6 +6,7 @@ the run folder for `wandb sync`, and `metrics.jsonl` has everything.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import secrets
@@ -51,7 +52,8 @@ class WandbSink:
 
     def __init__(self, config: Config, folder: RunFolder, wandb: ModuleType) -> None:
         folder.wandb.mkdir(exist_ok=True)
-        settings = msgspec.to_builtins(config) | {"toml": to_toml(config)}
+        shown = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, api_key=""))
+        settings = msgspec.to_builtins(shown) | {"toml": to_toml(shown)}
         arguments = {
             "project": config.metrics.wandb_project,
             "name": config.run.name,

@@ -122,7 +122,7 @@ def test_a_folder_that_holds_a_run_is_refused_until_told_what_to_do(tmp_path: Pa
     folder = Path(config.run.folder) / config.run.name
     folder.mkdir(parents=True)
     check(config, ranks=1)
-    (folder / "metrics.jsonl").touch()
+    (folder / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(ConfigError, match="already holds a run"):
         check(config, ranks=1)
     check(change(config, run__resume=True), ranks=1)
