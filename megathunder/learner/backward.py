@@ -59,7 +59,7 @@ class Tally:
         self._operations(batch, passes=2)
 
     def _operations(self, batch: MicroBatch, *, passes: int) -> None:
-        spans = [(p.first, p.end) for p in batch.pieces]
+        spans = [(p.first, p.end) for p in batch.pieces if p.counted]
         self.flops += self.price.flops(spans, batch.trained_tokens, passes=passes)
 
     def loss(self, loss: Tensor) -> None:

@@ -25,6 +25,7 @@ from megathunder.learner.accumulators.arithmetic import FixedPointArithmetic, Fl
 from megathunder.learner.accumulators.host import HostArithmetic, HostTraffic
 from megathunder.learner.accumulators.layout import GradientLayout
 from megathunder.learner.accumulators.store import AccumulatorStore
+from megathunder.learner.adapter_files import save_adapter
 from megathunder.learner.backward import Runner, Tally
 from megathunder.learner.cell import summed_over_cell
 from megathunder.learner.exact import reduce_exactly
@@ -46,7 +47,7 @@ class Learner:
     """See the module docstring. `bundle` takes a model that is already built."""
 
     def __init__(self, config: Config, layout: Layout, bundle: ModelBundle | None = None) -> None:
-        settings = config.learner
+        settings = self._settings = config.learner
         self.layout = layout
         self.bundle = bundle or build_model(settings, layout)
         for stage in self.bundle.stages:
@@ -164,8 +165,11 @@ class Learner:
         return WorkStats()
 
     def export_policy(self, command: ExportPolicy) -> WorkStats:
-        """Write a Hugging Face folder, adapters merged; every rank of the cell takes part."""
+        """Write a Hugging Face folder, adapters merged, and these alone in PEFT's format beside it as `adapter/`; every
+        rank of the cell takes part."""
         save_hf(self.bundle, command.folder)
+        if self.bundle.adapted:
+            save_adapter(self.bundle, self._settings, Path(command.folder) / "adapter")
         return WorkStats()
 
     def gradients(self) -> list[tuple[str, Tensor]]:

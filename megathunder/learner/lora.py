@@ -10,14 +10,17 @@ several, and what is trained is a PEFT adapter without conversion. How the pair 
     ROW               sharded, dimension 1   on every rank         forward sums h over ranks
     of an expert      nothing: the dispatcher sums the outputs; the replicated matrix's gradient is summed at the step
 
-Attached as a child module and a forward hook, so every other name of the model stays. Called by `model.build_model`;
-`export_weights` merges adapters, `adapter_files` reads and writes them. Refuses targets that the model does not have.
+Attached as a child module and a forward hook, so every other name of the model stays; the layer's part of a checkpoint
+names the adapter's shards. Called by `model.build_model`; `export_weights` merges adapters, `adapter_files` reads and
+writes them. Refuses targets that the model does not have.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +32,7 @@ from megatron.core.tensor_parallel import (
     reduce_scatter_to_sequence_parallel_region,
 )
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
 from megathunder.config.learner import LearnerConfig
@@ -105,6 +109,12 @@ class Adapter(torch.nn.Module):
         features_first = [o.movedim(-1, 0) for o in outputs]
         return layouts.merge(self.kind, features_first, self.dims).movedim(0, -1)
 
+    @property
+    def shard_axes(self) -> dict[str, int]:
+        """Attribute -> dimension, of the matrices that tensor ranks share out."""
+        side, dimension = ("a", 1) if self.row else ("b", 0)
+        return {_key(side, part): dimension for part in self.targets}
+
     def delta(self) -> Tensor:
         """(alpha / r) B A in the layer's own layout, this rank's part of its weight."""
         like = self.a(self.targets[0])
@@ -156,6 +166,7 @@ def attach_lora(bundle: ModelBundle, config: LearnerConfig, *, seed: int = 0) ->
         adapter = Adapter(linear, named, bundle, config, seed=seed)
         linear.add_module(ADAPTER, adapter)
         linear.register_forward_hook(_add)
+        linear.sharded_state_dict = partial(_sharded_state, linear, linear.sharded_state_dict)
         reached |= here
     missing = set(config.lora_targets) - reached
     if missing and bundle.layout.pipeline == 1:
@@ -169,6 +180,28 @@ def attach_lora(bundle: ModelBundle, config: LearnerConfig, *, seed: int = 0) ->
 
 def _add(linear: torch.nn.Module, inputs: tuple[Tensor, ...], output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
     return output[0] + getattr(linear, ADAPTER)(inputs[0]), output[1]
+
+
+def _sharded_state(
+    linear: torch.nn.Module,
+    own: Callable[..., dict[str, Any]],
+    prefix: str = "",
+    sharded_offsets: tuple[tuple[int, int, int], ...] = (),
+    metadata: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Megatron's checkpoint entries of the layer; `own` takes an unknown child for replicated over tensor ranks."""
+    adapter, inside = getattr(linear, ADAPTER), f"{prefix}{ADAPTER}."
+    entries = own(prefix, sharded_offsets, metadata)
+    return {name: entry for name, entry in entries.items() if not name.startswith(inside)} | (
+        make_sharded_tensors_for_checkpoint(
+            adapter.state_dict(keep_vars=True),
+            inside,
+            adapter.shard_axes,
+            sharded_offsets,
+            tp_group=linear.tp_group,
+            dp_cp_group=metadata["dp_cp_group"],
+        )
+    )
 
 
 def _key(which: str, part: str) -> str:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state as mpu
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from torch import Tensor
@@ -145,12 +146,21 @@ class Stepper:
         found = [p for part in _parts(self.optimizer) for p in part.get_parameters()]
         return [p.grad for p in found if p.grad is not None]
 
+    def _not_finite(self) -> list[str]:
+        """Parameters with a NaN or infinite gradient on any rank; under a pipeline, of which stage."""
+        stage = mpu.get_pipeline_model_parallel_rank() if mpu.get_pipeline_model_parallel_world_size() > 1 else None
+        where = "" if stage is None else f"stage {stage}: "
+        views = zip(self._layout.names, self._layout.home_views, strict=True)
+        mine = [where + name for name, view in views if not bool(torch.isfinite(view).all())]
+        everyone: list[list[str]] = [mine] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine)
+        return list(dict.fromkeys(name for names in everyone for name in names))
+
     def _bad(self, norm: float, rate: float) -> StepResult:
         self.bad_in_a_row += 1
-        views = zip(self._layout.names, self._layout.home_views, strict=True)
-        names = [name for name, view in views if not bool(torch.isfinite(view).all())]
+        names = self._not_finite()
         where = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        reason = f"gradient is not finite in {where or 'another rank'}"
+        reason = f"gradient is not finite in {where}"
         if self.bad_in_a_row >= self._config.max_bad_updates:
             raise MegathunderError(
                 f"{self.bad_in_a_row} updates in a row without a finite gradient: {reason}. Lower "

@@ -24,13 +24,15 @@ from megathunder.types import TrainRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Tokens [first, end) of `row`, placed by `span`; `trained` off: the row only supplies or receives context."""
+    """Tokens [first, end) of `row`, placed by `span`; `trained` off: the row only supplies or receives context.
+    `counted` off: a stand-in that adds nothing, run because other ranks wait for its collectives."""
 
     row: TrainRow
     first: int
     end: int
     span: RowSpan
     trained: bool = True
+    counted: bool = True
 
     @property
     def length(self) -> int:
@@ -54,8 +56,8 @@ class MicroBatch:
 
     @property
     def tokens(self) -> int:
-        """Computed tokens, padding excluded."""
-        return sum(p.length for p in self.pieces)
+        """Computed tokens, padding and stand-ins excluded."""
+        return sum(p.length for p in self.pieces if p.counted)
 
     @property
     def trained_tokens(self) -> int:

@@ -147,7 +147,7 @@ class Release:
         # all rows of a replica are one pass.
         wanted = -(-len(pieces) // replicas) if self._layout.pipeline > 1 else 1
         spare = min(pieces, key=lambda piece: piece.length)
-        return mine + [replace(spare, trained=False)] * (wanted - len(mine))
+        return mine + [replace(spare, trained=False, counted=False)] * (wanted - len(mine))
 
     def _run_exactly(self, command: Differentiate, row: TrainRow, tally: Tally) -> None:
         """One row: backward with its own factor, or for the batch with factor 1 and its weight as an integer."""

@@ -3,6 +3,8 @@
     folder/   Megatron's distributed checkpoint (every rank writes its shards) + learner.json (rank 0)
               + generators_<rank>.json (every rank)
 
+Of a model with low-rank adapters they alone are written: the rest is the folder that the run started from.
+
 Called by `Learner.save` and `Learner.load`; every rank of the job takes part. Who names folders, makes them atomic and
 keeps the newest is the checkpoint room. Refuses a folder without `learner.json`.
 """
@@ -28,6 +30,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megathunder.errors import UserError
 from megathunder.learner.generators import load_generators, save_generators
 from megathunder.learner.optimizer import Stepper
+from megathunder.learner.weights.local import ADAPTER
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +76,8 @@ def load(folder: Path, chunks: Sequence[DistributedDataParallel], stepper: Stepp
         loaded = dist_checkpointing.load(_sharded(chunks, stepper.optimizer, loading=True), str(folder))
     with torch.no_grad():
         for index, chunk in enumerate(chunks):
-            chunk.module.load_state_dict(loaded[f"model{index}"])
+            part = loaded[f"model{index}"]
+            chunk.module.load_state_dict(part, strict=not _adapted(part))
         _load_optimizer(stepper.optimizer, loaded["optimizer"])
     for part in _parts(stepper.optimizer):
         for moments in part.optimizer.state.values():
@@ -113,11 +117,22 @@ def _sharded(
     """Megatron's sharded state: one entry a model chunk, and the optimizer."""
     sharding = {"distrib_optim_sharding_type": "fully_reshardable"}
     state: dict[str, Any] = {
-        f"model{index}": chunk.module.sharded_state_dict(metadata=sharding) for index, chunk in enumerate(chunks)
+        f"model{index}": _trained(chunk.module.sharded_state_dict(metadata=sharding))
+        for index, chunk in enumerate(chunks)
     }
     models = state["model0"] if len(chunks) == 1 else {k: v for part in state.values() for k, v in part.items()}
     state["optimizer"] = optimizer.sharded_state_dict(models, is_loading=loading, metadata=sharding)
     return state
+
+
+def _adapted(entries: dict[str, Any]) -> bool:
+    return any(f".{ADAPTER}." in name for name in entries)
+
+
+def _trained(entries: dict[str, Any]) -> dict[str, Any]:
+    """The adapters where there are any, else everything."""
+    adapters = {name: entry for name, entry in entries.items() if f".{ADAPTER}." in name}
+    return adapters or entries
 
 
 def _parts(optimizer: MegatronOptimizer) -> Sequence[MegatronOptimizer]:

@@ -7,7 +7,7 @@ Pure: numbers in, a table out. Called by `tools/train.py`, before a run and for 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.table import Table
 
@@ -56,6 +56,18 @@ class Plan:
         elsewhere = self.config.rollout.urls or self.config.replay.run
         servers = 0 if elsewhere else self.config.rollout.servers
         return self.memory.device * self.ranks + self.memory.server * servers
+
+    @property
+    def full_memory(self) -> Memory:
+        """What the same run would hold if it trained every parameter."""
+        full = replace(self.config, learner=replace(self.config.learner, lora_rank=0))
+        return make_memory(full, self.shape, ranks=self.ranks, on_gpu=self.on_gpu)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Of one rank, by training adapters alone; the adapters' own weights are taken off."""
+        full = self.full_memory
+        return full.device + full.host - self.memory.device - self.memory.host
 
     @property
     def sandbox_bytes(self) -> int:
@@ -121,6 +133,7 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
         ("parameters of a rank", _rank_parameters(plan)),
         ("a learner rank", _sum(memory.device_parts)),
         ("accumulators", _accumulators(plan)),
+        *([("adapters save", _savings(plan))] if learner.lora_rank else []),
         *([("its host memory", _sum(memory.host_parts))] if plan.on_gpu else []),
         ("a server" if rollout.gpus_per_server == 1 else "a GPU of a server", f"{server}: {_cache(plan)}"),
         *_limits(plan),
@@ -189,6 +202,18 @@ def _accumulators(plan: Plan) -> str:
     kinds = f"{groups} of open groups" + (f" + {own} of unrewarded trajectories" if own else "")
     each = plan.memory.accumulators // (groups + own)
     return f"{in_bytes(plan.memory.accumulators)} = {groups + own} x {in_bytes(each)} {placed} ({kinds})"
+
+
+def _savings(plan: Plan) -> str:
+    full, memory = plan.full_memory, plan.memory
+    trained = f"{plan.trained.total / plan.parameters.total:.2%} of a rank's parameters"
+    states = {
+        "gradient buffer": full.gradient - memory.gradient,
+        "optimizer": full.optimizer - memory.optimizer,
+        "accumulators": full.accumulators - memory.accumulators,
+        "scratch": full.scratch - memory.scratch,
+    }
+    return f"{_sum(states)} of full fine-tuning, for {in_bytes(memory.weights - full.weights)} of weights ({trained})"
 
 
 def _cache(plan: Plan) -> str:
