@@ -249,3 +249,10 @@ def test_legal_imports_pass() -> None:
         ("megathunder/config/root.py", "from megathunder.config.run import RunConfig\nfrom megathunder import errors"),
     ):
         assert not list(wrong_imports(Source(path, text))), path
+
+
+def test_modules_of_the_tests_have_different_names() -> None:
+    """pytest imports test modules by their base name: two of one name end the whole collection."""
+    names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name not in ("__init__.py", "conftest.py")]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    assert not twice, f"rename one of each: {', '.join(twice)}"
