@@ -27,7 +27,7 @@ from megathunder.config.toml import read_config, to_toml
 from megathunder.errors import UserError
 
 LOCK = ".lock"
-_held: list[TextIO] = []  # locks of this process: closed by its end alone
+_held: dict[Path, TextIO] = {}  # locks of this process: closed by its end alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,9 @@ def _make(path: Path) -> None:
 
 
 def _hold(path: Path) -> None:
-    """Own the folder until this process ends, however it ends: a second run of the name is refused."""
+    """Own the folder until this process ends, however it ends: a second process that runs there is refused."""
+    if path.resolve() in _held:
+        return
     lock = (path / LOCK).open("r+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -125,7 +127,7 @@ def _hold(path: Path) -> None:
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()
-    _held.append(lock)
+    _held[path.resolve()] = lock
 
 
 def resume_run(folder: RunFolder, first_update: int) -> None:
