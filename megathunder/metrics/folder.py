@@ -26,7 +26,6 @@ from megathunder.config import Config
 from megathunder.config.toml import read_config, to_toml
 from megathunder.errors import UserError
 
-LOCK = ".lock"
 _held: dict[Path, TextIO] = {}  # locks of this process: closed by its end alone
 
 
@@ -102,7 +101,7 @@ def start_run(config: Config) -> RunFolder:
 def _make(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
-        (path / LOCK).touch()
+        _lock_file(path).touch()
     except OSError as error:
         raise UserError(
             f"the run folder {path} cannot be written: {error.strerror}",
@@ -111,11 +110,16 @@ def _make(path: Path) -> None:
         ) from None
 
 
+def _lock_file(path: Path) -> Path:
+    """Beside the run folder, so that a copy of the folder carries no lock."""
+    return path.with_name(f".{path.name}.lock")
+
+
 def _hold(path: Path) -> None:
     """Own the folder until this process ends, however it ends: a second process that runs there is refused."""
     if path.resolve() in _held:
         return
-    lock = (path / LOCK).open("r+")
+    lock = _lock_file(path).open("r+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
