@@ -64,6 +64,9 @@ print(f", bwrap {shutil.which('bwrap')}")
 PYTHON
 }
 
+# two set-ups of one folder take turns
+exec 9>"${TMPDIR:-/tmp}/megathunder-setup-$(printf %s "$PWD" | sha256sum | cut -c1-16).lock"
+flock 9
 LOG=$(mktemp)
 trap 'rm -f "$LOG"' EXIT
 install_package bubblewrap "sandboxes" bwrap
