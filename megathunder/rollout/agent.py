@@ -23,7 +23,7 @@ from megathunder.config.rollout import RolloutConfig
 from megathunder.rollout.client import Generation
 from megathunder.rollout.engine import DeadlinePassed, Engine, EpisodeClock
 from megathunder.rollout.wire import SamplingParams
-from megathunder.rollout.workspace import Workspace
+from megathunder.rollout.workspace import CommandResult, Workspace
 from megathunder.tasks import BoxedAnswer, ChatFormat, SubmitAnswer, Task, observation_text, parse_action
 from megathunder.types import EndReason, Role, Row, Segment, Trajectory, TrajectoryId, TurnCompleted
 
@@ -108,10 +108,10 @@ class Episode:
             if isinstance(action, SubmitAnswer):
                 self.answer = action.answer
                 return EndReason.ANSWERED
-            output = await self._run_command(action.command)
+            result = await self._run_command(action.command)
             if self._turns >= self._task.max_turns:
                 return EndReason.MAX_TURNS
-            shown = observation_text(output, config.observation_characters)
+            shown = observation_text(result.output, config.observation_characters, result.notice)
             self._pending = [Segment(role=Role.OBSERVATION, token_ids=tuple(self._chat.observation_ids(shown)))]
 
     async def _sample(self, context: tuple[int, ...], max_new_tokens: int) -> Generation:
@@ -142,7 +142,7 @@ class Episode:
         self._turns += 1
         self._on_turn(turn, context + generation.token_ids)
 
-    async def _run_command(self, command: str) -> str:
+    async def _run_command(self, command: str) -> CommandResult:
         limit_s = min(self._settings.command_timeout_s, self._clock.remaining_s)
         if limit_s <= 0:
             raise DeadlinePassed
@@ -153,7 +153,7 @@ class Episode:
         self._clock.forgive(started_s + result.wall_s)
         if self._clock.remaining_s <= 0:
             raise DeadlinePassed
-        return result.output
+        return result
 
     def _context(self) -> tuple[int, ...]:
         return tuple(t for s in (*self._segments, *self._pending) for t in s.token_ids)

@@ -122,9 +122,7 @@ class Collector:
                 scorer = Scorer(self._teacher, report, self._config) if self._teacher and score else None
                 running.create_task(self._one(task, report, settings, scorer))
 
-    async def _one(
-        self, task: Task, report: Report, settings: EpisodeSettings, scorer: Scorer | None
-    ) -> None:
+    async def _one(self, task: Task, report: Report, settings: EpisodeSettings, scorer: Scorer | None) -> None:
         workspace = Workspace(self._sandboxes, task, max_replays=self._config.max_retries)
         async with self._places:
             try:

@@ -21,6 +21,7 @@ SETUP_S = 60.0  # for a task's own preparation
 
 class CommandResult(Protocol):
     output: str
+    notice: str
     wall_s: float
 
 
@@ -45,6 +46,7 @@ class Ran:
     command: str
     limit_s: float
     output: str
+    notice: str
 
 
 class Workspace:
@@ -65,7 +67,7 @@ class Workspace:
             except InfrastructureFailure as failure:
                 await self.fail(failure)
                 continue
-            self._history.append(Ran(command=command, limit_s=limit_s, output=result.output))
+            self._history.append(Ran(command=command, limit_s=limit_s, output=result.output, notice=result.notice))
             return result
 
     async def ready(self) -> Sandbox:
@@ -97,7 +99,7 @@ class Workspace:
     async def _replay(self, sandbox: Sandbox) -> None:
         for ran in self._history:
             result = await sandbox.exec(ran.command, ran.limit_s)
-            if result.output != ran.output:
+            if (result.output, result.notice) != (ran.output, ran.notice):
                 self._replays_left = 0
                 raise InfrastructureFailure(
                     f"task {self._task.id}: {ran.command!r} showed {result.output[:80]!r} in a fresh sandbox, "

@@ -34,9 +34,9 @@ class ExecResult:
         return self.fault == "timeout"
 
     @property
-    def text(self) -> str:
-        """What to show the policy: the output, and the limit that ended the command if one did."""
-        return f"{self.output}stopped: {self.fault}\n" if self.fault else self.output
+    def notice(self) -> str:
+        """What the policy is told beside the output: the limit that ended the command, if one did."""
+        return f"stopped: {self.fault}" if self.fault else ""
 
 
 class Sandbox(Protocol):

@@ -60,10 +60,11 @@ def parse_action(text: str) -> Action:
     return SubmitAnswer(answer=rest.strip()) if word == SUBMIT else RunCommand(command=stripped)
 
 
-def observation_text(output: str, characters: int) -> str:
-    """What the policy sees of a command's output: at most `characters` of its head, `-` for nothing."""
+def observation_text(output: str, characters: int, notice: str = "") -> str:
+    """What the policy sees of a command's output: at most `characters` of its head, `-` for nothing; then `notice`,
+    which no output can crowd out, on a line of its own."""
     shown = output.replace(SHELL_NAME, "").strip("\n")[:characters].rstrip("\n")
-    return shown or EMPTY_OUTPUT
+    return "\n".join(filter(None, (shown, notice))) or EMPTY_OUTPUT
 
 
 class ChatFormat:

@@ -77,7 +77,7 @@ class FakeSandbox:
         if len(self.ran) in self.faults:
             raise InfrastructureFailure("the sandbox died")
         self.ran.append(command)
-        return SimpleNamespace(output=self.run(command), wall_s=0.01)
+        return SimpleNamespace(output=self.run(command), notice="", wall_s=0.01)
 
     async def close(self) -> None:
         self.closed = True

@@ -13,6 +13,7 @@ from megathunder.errors import InfrastructureFailure
 from megathunder.rollout.agent import turn_seed
 from megathunder.rollout.collector import Collector
 from megathunder.rollout.supervisor import ServerPool
+from megathunder.sandbox import ExecResult
 from megathunder.tasks import ExactAnswer, Task
 from megathunder.types import (
     EndReason,
@@ -110,6 +111,27 @@ def test_a_row_never_exceeds_max_tokens_and_never_ends_in_an_observation(tmp_pat
     events, _, _ = collect(scripted(says("a"), says("b"), says("c")), tmp_path, max_tokens=8)
     row = only(events, TrajectoryCompleted)[0].trajectory.rows[0]
     assert len(row.token_ids) <= 8 and row.loss_mask[-1] == 1
+
+
+def test_the_policy_is_told_that_a_limit_ended_its_command_however_much_it_printed(tmp_path):
+    class Stopped(FakeSandboxes):
+        async def lease(self, files):
+            sandbox = await super().lease(files)
+            whole = sandbox.exec
+
+            async def cut(command, deadline_s):
+                result = await whole(command, deadline_s)
+                return ExecResult(output=result.output, exit_status=137, wall_s=1.0, cpu_s=0.0, fault="timeout")
+
+            sandbox.exec = cut
+            return sandbox
+
+    sandboxes = Stopped(run=lambda command: "x" * 99)
+    events, _, _ = collect(
+        scripted(says("yes"), says("submit 42")), tmp_path, sandboxes=sandboxes, observation_characters=4
+    )
+    row = only(events, TrajectoryCompleted)[0].trajectory.rows[0]
+    assert bytes(row.segments[2].token_ids) == b"\x02xxxx\nstopped: timeout\x03"
 
 
 def test_the_deadline_ends_a_trajectory_that_a_slow_server_holds(tmp_path):

@@ -69,8 +69,8 @@ def test_more_sandboxes_than_uids_are_refused() -> None:
 
 def test_a_command_that_a_limit_ended_says_so_to_the_policy() -> None:
     result = ExecResult(output="busy\n", exit_status=137, wall_s=1.0, cpu_s=0.0, fault="timeout")
-    assert result.text == "busy\nstopped: timeout\n" and result.timed_out
-    assert ExecResult(output="ok\n", exit_status=0, wall_s=0.0, cpu_s=0.0).text == "ok\n"
+    assert result.notice == "stopped: timeout" and result.timed_out
+    assert ExecResult(output="ok\n", exit_status=0, wall_s=0.0, cpu_s=0.0).notice == ""
 
 
 def test_dropped_bytes_are_counted_between_head_and_tail() -> None:

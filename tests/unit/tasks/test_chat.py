@@ -66,6 +66,8 @@ def test_only_submit_ends_the_episode() -> None:
 def test_observation_is_bounded_and_never_empty() -> None:
     assert observation_text("", 10) == observation_text("\n\n", 10) == "-"
     assert observation_text("abcdef\n", 3) == "abc"
+    assert observation_text("abcdef\n", 3, "stopped: timeout") == "abc\nstopped: timeout"
+    assert observation_text("", 3, "stopped: timeout") == "stopped: timeout"
     assert observation_text("bash: line 1: foo: command not found\n", 40) == "foo: command not found"
 
 
