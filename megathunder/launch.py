@@ -109,7 +109,7 @@ class CoordinatorProcess:
             [sys.executable, "-m", "megathunder.coordinator.process", *arguments],
             env={**_without_torchrun(os.environ), "MEGATHUNDER_TOKEN": self.token},
             pass_fds=(write_end,),
-            preexec_fn=_die_with_parent,
+            preexec_fn=_begin_as_child,
         )
         os.close(write_end)
         with os.fdopen(read_end) as pipe:
@@ -196,6 +196,12 @@ def _without_torchrun(environment: Mapping[str, str]) -> dict[str, str]:
     """A server that inherits torchrun's variables would wait for this job's ranks in its own process groups."""
     kept = {k: v for k, v in environment.items() if k not in TORCHRUN and not k.startswith("TORCHELASTIC_")}
     return kept | {k: v for k, v in environment.items() if k == TORCHRUN_FILE}
+
+
+def _begin_as_child() -> None:
+    """Until the coordinator has handlers of its own, Ctrl-C is rank 0's to answer: it ends, and takes this along."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _die_with_parent() -> None:

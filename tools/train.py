@@ -4,8 +4,8 @@
     torchrun --nproc-per-node N tools/train.py --config examples/shell_grpo.toml [--section.key VALUE ...]
     python tools/train.py --config examples/shell_grpo.toml          one learner rank, without torchrun
 
-Exit status: 0 done, 1 the run failed, 2 a setting must be mended. `--plan` prints the plan and stops: it needs no GPU
-and no weights, a folder with the model's config.json will do.
+Exit status: 0 done, 1 the run failed, 2 a setting must be mended, 130 interrupted.
+`--plan` prints the plan and stops: it needs no GPU and no weights, a folder with the model's config.json will do.
 """
 
 from __future__ import annotations
@@ -13,8 +13,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import signal
 import sys
 from pathlib import Path
+
+from megathunder.errors import UserError, complain, end_on_interrupt, tell_torchrun
+
+if __name__ == "__main__":
+    end_on_interrupt()  # importing the rest takes a second or two
 
 from rich.console import Console
 
@@ -24,7 +30,6 @@ from megathunder.config.checks import check, check_plan, notes
 from megathunder.config.load import load_config
 from megathunder.config.model_shape import read_model_shape
 from megathunder.config.variant import Variant
-from megathunder.errors import UserError, complain, tell_torchrun
 from megathunder.launch import Ranks, leave_the_word_to_rank_0, run_rank
 from megathunder.metrics.folder import RunFolder, resume_run, start_run
 from megathunder.metrics.memory import gpu_use, host_limit_bytes
@@ -113,4 +118,6 @@ def show_plan(config: Config, ranks: int) -> None:
 
 
 if __name__ == "__main__":
+    if {"--help", "-h", "--plan"} & set(sys.argv):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends like any other filter's input
     sys.exit(main(sys.argv[1:]))

@@ -30,6 +30,8 @@ POSITIVE = frozenset(_POSITIVE.split())
 AT_MOST = {
     "rollout.top_p": 1.0,
     "rollout.port": 65535.0,
+    "tasks.heldout": 8192.0,  # made and sampled at every evaluation; making takes a millisecond each
+    "tasks.size": 1048576.0,  # made when the run starts, a tenth of a millisecond each
     "learner.adam_beta1": 0.999999,
     "learner.adam_beta2": 0.999999,
 }

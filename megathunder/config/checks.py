@@ -22,6 +22,7 @@ LAWS_OF_SETTINGS = (
     meaning.penalties_have_what_they_need,
     meaning.compared_variants_are_legal,
     meaning.a_replay_has_a_recording,
+    meaning.tasks_are_of_known_kinds,
     meaning.the_batch_fits_the_tasks,
     meaning.lengths_fit_each_other,
     models.models_are_described_and_agree,
@@ -44,9 +45,10 @@ LAWS = LAWS_OF_SETTINGS + LAWS_OF_THE_MACHINE
 
 OF_SAMPLING = frozenset(
     (
+        meaning.tasks_are_of_known_kinds,
         meaning.the_batch_fits_the_tasks,
         machine.the_sandbox_is_installed,
-    machine.the_tasks_are_there,
+        machine.the_tasks_are_there,
         machine.servers_are_not_open_to_the_network,
         machine.enough_servers,
         machine.ports_are_free,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from megathunder.config.root import Config
+from megathunder.config.tasks import check_kinds
 from megathunder.config.variant import Variant
 from megathunder.errors import ConfigError
 
@@ -124,6 +125,10 @@ def a_replay_has_a_recording(config: Config) -> None:
             expected="0: a replay has no engine to sample held-out tasks with",
             remedy="set run.evaluate_every = 0",
         )
+
+
+def tasks_are_of_known_kinds(config: Config) -> None:
+    check_kinds(config.tasks)
 
 
 def the_batch_fits_the_tasks(config: Config) -> None:

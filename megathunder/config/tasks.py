@@ -5,6 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from megathunder.errors import ConfigError
+
+KINDS = {
+    "shell": ("read", "count", "sum", "chase", "find", "job", "fix"),
+    "math": ("plus", "minus", "times"),
+}
+"""Kinds of the task families that are generated; tasks that are read from files have none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TasksConfig:
@@ -29,3 +37,14 @@ class TasksConfig:
     """Factor on the long-tailed time that slow tools take (0 turns waiting off)."""
     max_turns: int = 6
     """Turns an episode may take."""
+
+
+def check_kinds(tasks: TasksConfig) -> None:
+    """Raise ConfigError for kinds that the source does not have."""
+    known = KINDS.get(tasks.source, ())
+    if unknown := [kind for kind in tasks.kinds if kind not in known]:
+        raise ConfigError(
+            f"tasks.kinds names {', '.join(unknown)} with tasks.source = {tasks.source!r}",
+            expected=f"some of {', '.join(known)}" if known else "no kinds: its tasks are what tasks.path holds",
+            remedy="correct the names, or set tasks.kinds = [] for all",
+        )

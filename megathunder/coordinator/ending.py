@@ -16,9 +16,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from megathunder.errors import complain
-
-INTERRUPTED = 130
+from megathunder.errors import INTERRUPTED, complain
 
 
 class Ending:

@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-import msgspec
-
 from megathunder.config import Config
 from megathunder.config.toml import read_config, to_toml
 from megathunder.errors import UserError
+from megathunder.metrics.lines import json_lines
 
 _held: dict[Path, TextIO] = {}  # locks of this process: closed by its end alone
 
@@ -137,8 +136,7 @@ def _hold(path: Path) -> None:
 def resume_run(folder: RunFolder, first_update: int) -> None:
     """Forget what was written of `first_update` and later: they will be taken again."""
     if folder.metrics.exists():
-        lines = [line for line in folder.metrics.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-        kept = [line for line in lines if msgspec.json.decode(line)["update"] < first_update]
+        kept = [line for line, row in json_lines(folder.metrics) if row["update"] < first_update]
         write_atomically(folder.metrics, b"".join(kept))
     for path in folder.trajectories.glob("update_*.jsonl"):
         if int(path.stem.removeprefix("update_")) >= first_update:

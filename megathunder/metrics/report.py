@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = open_folder(options.run)
         print(f"report: {build_report(folder)}")
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     if options.perfetto:
         count = write_chrome_trace(read_spans(folder.events), options.perfetto)

@@ -19,6 +19,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from megathunder.metrics.lines import garbled, json_lines
+
 
 def _is(description: str) -> Meta:
     return Meta(description=description)
@@ -120,14 +122,13 @@ def encode_row(row: MetricsRow) -> bytes:
 
 
 def read_rows(path: Path) -> list[MetricsRow]:
-    """The rows of a `metrics.jsonl`, null read back as not-a-number; a last line cut off by a crash is left out."""
-    if not path.exists():
-        return []
+    """The rows of a `metrics.jsonl`, null read back as not-a-number; UserError where a line is no row."""
     numbers = {name for name, hint in typing.get_type_hints(MetricsRow).items() if hint is float}
     rows = []
-    for line in path.read_bytes().splitlines(keepends=True):
-        if line.strip() and line.endswith(b"\n"):
-            table = msgspec.json.decode(line)
-            table.update({name: math.nan for name in numbers if table.get(name, 0) is None})
+    for number, (line, table) in enumerate(json_lines(path), start=1):
+        table.update({name: math.nan for name in numbers if table.get(name, 0) is None})
+        try:
             rows.append(msgspec.convert(table, MetricsRow, str_keys=True))
+        except msgspec.ValidationError as error:
+            raise garbled(path, number, line, error) from None
     return rows

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from megathunder.metrics.lines import garbled, json_lines
 from megathunder.tracing import LEARNER_LANES, ROLLOUT_LANES, RUN_LANE, UPDATE_LANE
 
 PROCESSES = ((UPDATE_LANE, "updates"), (ROLLOUT_LANES, "rollout"), (LEARNER_LANES, "learner"), ("", "run"))
@@ -36,18 +37,15 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 def read_spans(path: Path) -> list[Span]:
     """Spans since the run was last started, by start time; a last line cut off by a crash is left out."""
     spans: list[Span] = []
-    if not path.exists():
-        return spans
-    with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                continue
-            table = msgspec.json.decode(line)
+    for number, (line, table) in enumerate(json_lines(path), start=1):
+        try:
             known = {key: table.pop(key) for key in ("lane", "name", "start_s", "end_s")}
-            span = Span(**known, attributes=table)
-            if span.lane == RUN_LANE and span.name == "start":
-                spans.clear()
-            spans.append(span)
+        except KeyError as missing:
+            raise garbled(path, number, line, f"no {missing}") from None
+        span = Span(**known, attributes=table)
+        if span.lane == RUN_LANE and span.name == "start":
+            spans.clear()
+        spans.append(span)
     return sorted(spans, key=lambda span: span.start_s)
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from megathunder.config import tasks
 from megathunder.tasks.task import BoxedAnswer, Task
 
-KINDS = ("plus", "minus", "times")
+KINDS = tasks.KINDS["math"]
 PROMPT = (
     "Compute. 3 {sign} 2 gives \\boxed{{{first}}}. 7 {sign} 4 gives \\boxed{{{second}}}. "
     "What gives {left} {sign} {right}? Reply with the box only."

@@ -14,10 +14,10 @@ from hashlib import blake2b
 from itertools import count
 from typing import Literal, Protocol
 
-from megathunder.config.tasks import TasksConfig
+from megathunder.config.tasks import KINDS, TasksConfig, check_kinds
 from megathunder.errors import ConfigError
 from megathunder.tasks import arithmetic
-from megathunder.tasks.shell import KINDS, shell_task
+from megathunder.tasks.shell import shell_task
 from megathunder.tasks.swe import read_repository_tasks
 from megathunder.tasks.task import Task
 from megathunder.tasks.terminal import read_terminal_tasks
@@ -132,18 +132,12 @@ class GeneratedSource(ListedSource):
 
 def build_source(config: TasksConfig) -> TaskSource:
     """The source that `config` names; raises ConfigError for unknown kinds, impossible sizes and unreadable files."""
+    check_kinds(config)
     if config.source == "swe":
         return ListedSource(config, *read_repository_tasks(config))
     if config.source == "terminal":
         return ListedSource(config, *read_terminal_tasks(config))
-    known = {"shell": KINDS, "math": arithmetic.KINDS}[config.source]
-    unknown = [kind for kind in config.kinds if kind not in known]
-    if unknown:
-        raise ConfigError(
-            f"tasks.kinds names {', '.join(unknown)}",
-            expected=f"some of {', '.join(known)}",
-            remedy="correct the names",
-        )
+    known = KINDS[config.source]
     if config.size < 1 or (config.source == "shell" and config.max_turns < 2):
         raise ConfigError(
             f"tasks.size is {config.size} and tasks.max_turns {config.max_turns}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -45,6 +46,8 @@ CASES = {  # name -> (command line, what the error must say)
     "no teacher": (lambda _: [CONFIG, "--objective=opd"], "examples/policies/teacher"),
     "existing run": (existing_run, "--run.resume to continue it, or --run.overwrite"),
     "no bubblewrap": (lambda _: [CONFIG], "apt-get install bubblewrap"),
+    "unknown kind": (lambda _: [CONFIG, "--tasks.kinds", "read", "cound"], "some of read, count, sum"),
+    "absurd held-out set": (lambda _: [CONFIG, "--tasks.heldout=1000000000"], "at most 8192"),
     "port in use": (lambda _: [CONFIG, "--rollout.port={port}"], "rollout.port = 0"),
     "ranks that do not fit": (lambda _: [CONFIG, "--learner.tensor-parallel=2"], "or a smaller layout"),
 }
@@ -114,8 +117,38 @@ def test_under_torchrun_it_is_said_once_and_quoted_in_the_summary(tmp_path: Path
     done, took_s = ask(tmp_path, case, ranks=2)
     assert done.returncode != 0
     ours, _, summary = done.stdout.partition("torch.distributed.elastic.multiprocessing.errors.ChildFailedError")
-    assert ours.count(CASES[case][1]) == 1 and "tools/train.py\", line" not in ours, done.stdout
+    assert ours.count(CASES[case][1]) == 1 and 'tools/train.py", line' not in ours, done.stdout
     assert "exitcode  : 2" in summary and "error: " in summary
     print(f"{took_s:.1f} s under torchrun")
     assert took_s < max(LIMIT_S, 10 * startup_s())
     assert not left_of(tmp_path)
+
+
+@pytest.mark.parametrize("moment", ["imports", "coordinator"])
+def test_an_interrupt_in_the_first_seconds_is_one_line(tmp_path: Path, moment: str) -> None:
+    words = [*command(0), CONFIG, f"--run.folder={tmp_path}", "--run.name=run"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               text=True, start_new_session=True)  # fmt: skip
+    if moment == "imports":
+        while "msgspec" not in Path(f"/proc/{process.pid}/maps").read_text():
+            time.sleep(0.01)
+    else:
+        while not any("coordinator.process" in line for line in left_of(tmp_path)):
+            time.sleep(0.05)
+        time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the whole group
+    said = process.communicate(timeout=30)[1]
+    assert process.returncode == 130 and said.count("\n") == 1 and "interrupted" in said, said
+    deadline_s = time.monotonic() + 5.0
+    while left_of(tmp_path) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert not left_of(tmp_path)
+
+
+def test_help_may_be_cut_short() -> None:
+    done = subprocess.run(
+        f"{sys.executable} tools/train.py --help | head -3", shell=True, cwd=ROOT, capture_output=True, text=True,
+        timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert "usage: train.py" in done.stdout and done.stderr == ""

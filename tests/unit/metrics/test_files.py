@@ -66,6 +66,18 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path: Path) -> None:
     assert [row.update for row in read_rows(folder.metrics)] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("garbage", ['{"update": 2, "re', "\\xff\\xfe", "[1, 2]", '{"update": 1}'])
+def test_a_garbled_line_is_an_error_that_names_file_and_line(
+    tmp_path: Path, garbage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = made_run(tmp_path, updates=5)
+    lines = folder.metrics.read_text().splitlines()
+    folder.metrics.write_text("\n".join([*lines[:2], garbage, *lines[3:]]) + "\n")
+    assert main([str(folder.path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {folder.metrics}, line 3: ") and f"sed -i 3d {folder.metrics}" in said
+
+
 def test_every_field_of_a_row_is_defined() -> None:
     assert set(definitions()) == set(MetricsRow.__struct_fields__)
     assert all(text.endswith(".") and len(text) > 10 for text in definitions().values())
