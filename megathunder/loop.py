@@ -6,6 +6,7 @@
 Backpressure, what each side waits for and who unblocks it:
     a trajectory    a place in the collector           a trajectory that ends
     a cell          a runnable contribution            an event (turn, reward, score), or a free accumulator
+                    (with one in hand and others that wait it has the next before it is done)
     a new group     a group that closes with equal rewards (dynamic sampling)
     the step        `scheduler.finished`               the last Done
     next rollouts   every live server's acknowledgement of the new version
@@ -45,8 +46,10 @@ async def stream(run: Coordinator, scheduler: UpdateScheduler, rollouts: Rollout
     while not scheduler.finished:
         run.replace_groups(scheduler, rollouts)
         for cell in run.free_cells:
-            command = scheduler.next_work(cell, time.monotonic())
-            if command is not None:
+            if command := scheduler.next_work(cell, time.monotonic()):
+                await run.submit(cell, command)
+        for cell in run.cells_with_room:
+            if command := scheduler.next_ahead(cell, time.monotonic()):
                 await run.submit(cell, command)
         for message in await rollouts.messages(run.config.streaming.stall_timeout_s):
             if isinstance(message, Done):

@@ -29,5 +29,7 @@ class StreamingConfig:
     """Trajectories a cell may hold an accumulator for while their reward is unknown (`content_ready`)."""
     on_lost: Literal["shrink", "drop_group", "fail"] = "shrink"
     """A lost trajectory: statistics over the survivors, drop its group, or stop the run."""
+    look_ahead: bool = True
+    """Send a busy cell its next piece of work while others wait, so that it does not wait for the coordinator."""
     stall_timeout_s: float = 600.0
     """An update that makes no progress for this long ends the run with an error."""

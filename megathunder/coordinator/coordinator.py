@@ -154,13 +154,17 @@ class Coordinator:
     def free_cells(self) -> tuple[int, ...]:
         return self.parts.learner.free_cells
 
+    @property
+    def cells_with_room(self) -> tuple[int, ...]:
+        return self.parts.learner.cells_with_room
+
     def listen(self, rollouts: Rollouts) -> None:
         """From now on the learner's answers arrive with these rollouts' events."""
         self.parts.learner.direct_to(rollouts.inbox)
         self._learning = rollouts
 
     async def submit(self, cell: int, command: Command) -> None:
-        """Give a free cell its next piece of work."""
+        """Give a cell its next piece of work."""
         self._commands[command.item] = command
         await self.parts.learner.submit(cell, command)
 

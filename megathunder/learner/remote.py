@@ -1,6 +1,6 @@
-"""The coordinator's end of the wire: which cells are free, one command a cell at a time, barriers over all cells.
+"""The coordinator's end of the wire: which cells are free, their commands in order, barriers over all cells.
 
-    cell:  unknown -> (Hello) free -> (submit) busy -> (Done) free
+    cell:  unknown -> (Hello) free -> (submit) busy -> (Done) free          one more may be submitted to a busy cell
                      (Failed, connection closed, silence past the limit) -> the run ends with the cell's own words
 
 An empty message to every cell, once a second, tells it that the run lives; one that cannot be sent tells that the cell
@@ -18,6 +18,7 @@ import itertools
 import logging
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -32,6 +33,7 @@ from megathunder.types import Command, Done, Failed, Hello
 log = logging.getLogger(__name__)
 Control = TypeVar("Control", bound=Command)
 PING_EVERY_S = 1.0
+IN_HAND = 2  # commands of a cell: one that it does, one to do next
 LAST_WORDS_S = 0.5  # what a cell said before it died may still be on its way
 
 
@@ -48,7 +50,7 @@ class LearnerClient:
         port = self._socket.bind_to_random_port(f"tcp://{host}")
         self.address = f"tcp://{host}:{port}"
         self._peers: dict[int, bytes] = {}
-        self._busy: set[int] = set()
+        self._busy: Counter[int] = Counter()  # commands that a cell has not answered
         self._reserved: set[int] = set()
         self._waiting: dict[tuple[int, int], asyncio.Future[Done]] = {}
         self._changed = asyncio.Event()
@@ -71,12 +73,20 @@ class LearnerClient:
     @property
     def free_cells(self) -> tuple[int, ...]:
         """Cells that may take streaming work now."""
-        return tuple(c for c in range(self._cells) if c not in self._busy and c not in self._reserved)
+        return self._having(0)
+
+    @property
+    def cells_with_room(self) -> tuple[int, ...]:
+        """Cells with one command in hand, that may take the next."""
+        return self._having(1)
+
+    def _having(self, commands: int) -> tuple[int, ...]:
+        return tuple(c for c in range(self._cells) if self._busy[c] == commands and c not in self._reserved)
 
     async def submit(self, cell: int, command: Command) -> None:
-        """Give a free cell one streaming command."""
-        if cell in self._busy:
-            raise RuntimeError(f"cell {cell} is busy; commands are given one at a time")
+        """Give a cell one streaming command; at most one besides that in hand."""
+        if self._busy[cell] >= IN_HAND:
+            raise RuntimeError(f"cell {cell} has {self._busy[cell]} commands; at most {IN_HAND} are given at a time")
         await self._send(cell, command)
 
     @property
@@ -131,7 +141,7 @@ class LearnerClient:
                 self._wake()
 
     async def _exchange(self, cells: tuple[int, ...], make: Callable[[int], Control]) -> tuple[Control, list[Done]]:
-        await self._until(lambda: self._peers.keys() >= set(cells) and not self._busy.intersection(cells))
+        await self._until(lambda: self._peers.keys() >= set(cells) and not any(self._busy[c] for c in cells))
         command = make(next(self._items))
         answers = []
         for cell in cells:
@@ -143,7 +153,7 @@ class LearnerClient:
 
     async def _send(self, cell: int, command: Command) -> None:
         self.check()
-        self._busy.add(cell)
+        self._busy[cell] += 1
         try:
             await self._socket.send_multipart([self._peers[cell], encode(command)])
         except zmq.ZMQError:
@@ -194,7 +204,7 @@ class LearnerClient:
             self._fail(InfrastructureFailure(f"learner cell {reply.cell}: {reply.error}"))
             return
         reply = self._in_our_time(reply)
-        self._busy.discard(reply.cell)
+        self._busy[reply.cell] -= 1
         future = self._waiting.pop((reply.cell, reply.item), None)
         if future is None:
             self._inbox.put_nowait(reply)

@@ -27,12 +27,15 @@ class CellClock:
     """Time of one cell."""
 
     def __init__(self) -> None:
+        self._in_flight = 0
         self._since: float | None = None
         self._idle: Idle | None = None
         self._busy_s = self._idle_s = self._blocked_s = 0.0
 
     def asked(self, now: float) -> None:
         """The cell asks for work: an idle stretch ends."""
+        if self._in_flight:
+            return
         if self._since is not None and self._idle is not None:
             spent = now - self._since
             self._idle_s += spent if self._idle is Idle.NO_WORK else 0.0
@@ -40,14 +43,20 @@ class CellClock:
         self._since, self._idle = now, None
 
     def refused(self, now: float, reason: Idle) -> None:
-        self._since, self._idle = now, reason
+        if not self._in_flight:
+            self._since, self._idle = now, reason
+
+    def given(self) -> None:
+        """The cell got an item, perhaps one to do after that in hand."""
+        self._in_flight += 1
 
     def answered(self, now: float) -> None:
         """The cell finished an item."""
         if self._since is not None:
             self._busy_s += now - self._since
         self._since = now
-        self._idle = Idle.NO_WORK
+        self._in_flight -= 1
+        self._idle = None if self._in_flight else Idle.NO_WORK
 
     @property
     def time(self) -> CellTime:

@@ -8,7 +8,7 @@
 
 Under exact sums a group is folded once, after all its trajectories and from its classes alone, so that every schedule
 rounds alike.
-Called by the dispatcher when the group's cell is free (so nothing is in flight into its accumulators).
+Called by the dispatcher. A group with commands in flight that touch its accumulators is not folded yet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Folder:
 
     def due(self, group: Group, cell: int) -> tuple[FoldItem, tuple[FoldTerm, ...]] | None:
         """The fold that this open group could make now."""
-        if not group.keys:
+        if not group.keys or group.in_flight:
             return None
         if group.worthless:
             return FoldItem(cell=cell, group=group, closing=True, freed=tuple(sorted(group.keys))), ()

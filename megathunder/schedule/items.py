@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from megathunder.schedule.plan import Pass
 from megathunder.schedule.state import Attempt, Chain, Group
-from megathunder.types import AccumulatorKey
+from megathunder.types import BATCH, AccumulatorKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +16,11 @@ class PassItem:
     cell: int
     target: AccumulatorKey
     passes: tuple[tuple[Chain, Pass], ...]
+
+    @property
+    def group(self) -> Group | None:
+        """Whose accumulators it touches."""
+        return None if self.target == BATCH else self.passes[0][0].attempt.group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

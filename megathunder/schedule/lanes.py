@@ -48,5 +48,9 @@ class Lanes:
         """Groups (or cells) that have something in a lane of this kind, longest waiting lane first."""
         return (index for k, index in list(self._lanes) if k == kind)
 
+    def count(self, kinds: tuple[str, ...]) -> int:
+        """Chains in all lanes of these kinds."""
+        return sum(len(chains) for (kind, _), chains in self._lanes.items() if kind in kinds)
+
     def __bool__(self) -> bool:
         return bool(self._lanes)

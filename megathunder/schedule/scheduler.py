@@ -4,6 +4,7 @@
     whenever an event arrives        scheduler.on_event(event, now)
     whenever a cell finishes         scheduler.on_done(done, now)
     after either, each free cell     command = scheduler.next_work(cell, now)      Differentiate | Fold | None
+    then each cell with one in hand  command = scheduler.next_ahead(cell, now)     the same, done after that
     until                            scheduler.finished
     then the barrier                 TakeStep(normaliser=scheduler.normaliser, skip=scheduler.skip), on_step(stepped)
 
@@ -87,6 +88,15 @@ class UpdateScheduler:
         command = self._dispatcher.next_work(cell)
         if command is None:
             self._clocks[cell].refused(now, self._dispatcher.refusal)
+        else:
+            self._clocks[cell].given()
+        return command
+
+    def next_ahead(self, cell: int, now: float) -> Differentiate | Fold | None:
+        """Work that `cell`, which has one command in hand, does next; None where it is better to wait."""
+        command = self._dispatcher.next_ahead(cell)
+        if command is not None:
+            self._clocks[cell].given()
         return command
 
     def on_done(self, done: Done, now: float) -> None:

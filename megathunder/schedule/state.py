@@ -102,6 +102,7 @@ class Group:
     coefficients: Coefficients | None = None
     cell: int | None = None
     keys: set[AccumulatorKey] = field(default_factory=set)
+    in_flight: int = 0  # commands that touch its accumulators
 
     @property
     def chains(self) -> Iterator[Chain]:

@@ -27,7 +27,7 @@ class AnsweringLearner:
     """Two cells that are done at once with whatever they are given."""
 
     cells = ranks = 2
-    free_cells = (0, 1)
+    free_cells, cells_with_room = (0, 1), ()
 
     def __init__(self) -> None:
         self.commands: list[object] = []

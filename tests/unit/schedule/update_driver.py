@@ -55,21 +55,24 @@ def drive(
     version: int = 0,
     exact: bool = False,
 ) -> Outcome:
-    """Deliver `events` in order; between them, cells take and finish work at random."""
+    """Deliver `events` in order; between them, cells take and finish work at random, up to two commands ahead."""
     rng = random.Random(seed)
     scheduler = UpdateScheduler(config, 0, version, sizes, cells)
     outcome = Outcome(scheduler, [FakeCell(config.streaming.release, exact=exact) for _ in range(cells)], [])
-    busy: dict[int, Differentiate | Fold] = {}
+    busy: dict[int, list[Differentiate | Fold]] = {}
     queue, now = list(events), 0.0
     while not scheduler.finished:
         now += 1.0
         for cell in range(cells):
-            if cell not in busy and (command := scheduler.next_work(cell, now)):
-                busy[cell] = command
+            in_hand = len(busy.get(cell, ()))
+            ask = (scheduler.next_work, scheduler.next_ahead)[in_hand] if in_hand < 2 else None
+            if ask and (command := ask(cell, now)):
+                busy.setdefault(cell, []).append(command)
                 outcome.commands.append(command)
         if busy and (not queue or rng.random() < 0.5):
             cell = rng.choice(sorted(busy))
-            command = busy.pop(cell)
+            command = busy[cell].pop(0)
+            busy = {c: commands for c, commands in busy.items() if commands}
             outcome.cells[cell].execute(command)
             scheduler.on_done(Done(item=command.item, cell=cell, started_s=0, ended_s=0, stats=WorkStats()), now)
         elif queue:
