@@ -34,9 +34,9 @@ from megathunder.coordinator.job import JobFailed, replay_config, run_job
 from megathunder.errors import UserError
 from megathunder.metrics.comparison import BASE, Comparison, compare
 from megathunder.metrics.folder import RunFolder
-from megathunder.metrics.row import MetricsRow
 from megathunder.metrics.spans import read_spans
 from megathunder.metrics.timeline import draw_schedules
+from megathunder.simulator.interference import Interference
 from megathunder.simulator.predict import predict
 from megathunder.simulator.recorded import read_recorded_run
 
@@ -142,20 +142,32 @@ def comparison_config(arguments: Arguments, names: tuple[str, ...]) -> Config:
 
 
 def with_prediction(comparison: Comparison, folder: RunFolder) -> Comparison:
-    """Speed-ups simulated from the measured updates of sync: their release times, costs of whole trajectories."""
+    """Speed-ups simulated from sync: release times of its measured updates, costs of its items, which have the machine
+    to themselves; what rollout and learner cost each other at once is that of the warm-up updates."""
     names = [name for name in comparison.measured if not Variant.parse(name).without_verifier]
-    if comparison.base != BASE or len(names) < len(comparison.measured):
+    whole = folder.read_config().streaming.release == "trajectory"
+    if comparison.base != BASE or len(names) < len(comparison.measured) or not whole:
         return comparison  # the others' work is not what sync recorded
     own = {row.update for row in comparison.measured[BASE]}
     every = {row.update for rows in comparison.measured.values() for row in rows}
-
-    def whole(row: MetricsRow) -> bool:
-        return row.update in every and Variant.parse(row.schedule).apply(config).streaming.release == "trajectory"
-
-    config = folder.read_config()
-    recorded = read_recorded_run(folder, trace=lambda row: row.update in own, cost=whole)
-    found = predict(recorded.config, recorded.updates, recorded.costs, cells=recorded.cells, schedules=names)
-    return dataclasses.replace(comparison, predicted=found.speedup_vs_sync)
+    recorded = read_recorded_run(
+        folder,
+        trace=lambda row: row.update in own,
+        cost=lambda row: row.update in own,
+        warm_up=lambda row: row.update not in every,
+    )
+    found = [
+        predict(
+            recorded.config, recorded.updates, recorded.costs, cells=recorded.cells, schedules=names, interference=both
+        ).speedup_vs_sync
+        for both in (recorded.interference, Interference())
+    ]
+    return dataclasses.replace(
+        comparison,
+        predicted=found[0],
+        predicted_alone=found[1],
+        interference=dataclasses.asdict(recorded.interference),
+    )
 
 
 def show(comparison: Comparison) -> None:

@@ -2,7 +2,8 @@
 
     measured          updates of a block after its warm-up
     speed-up          per round: step walls of sync by step walls of the schedule, on the same batches
-    predicted         the same, simulated from the recorded updates of sync (given by the tool)
+    predicted         the same, simulated from the recorded updates of sync (given by the tool), with and without what
+                      rollout and learner cost each other at once
     verifier hidden   1 - (T - T0) / verifier_s, T0 the wall of the variant without the verifier
     gradient diff     per batch: max |g - g_sync| by max |g_sync|, of the worst kind of parameter, before the clip
 
@@ -44,7 +45,8 @@ BASE = "sync"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """Measured rows by schedule, in the order of their batches; `differences` against the base schedule's gradient;
-    `predicted` simulated speed-ups over the base, where there are any."""
+    `predicted` simulated speed-ups over the base, where there are any, `predicted_alone` those without `interference`
+    (factors on the time of rollout and of learner work by schedule)."""
 
     measured: dict[str, list[MetricsRow]]
     differences: dict[str, float]
@@ -52,6 +54,8 @@ class Comparison:
     warmup: int
     verifier_s: float = 0.0
     predicted: dict[str, float] = field(default_factory=dict)
+    predicted_alone: dict[str, float] = field(default_factory=dict)
+    interference: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def walls(self) -> dict[str, list[float]]:
@@ -108,6 +112,8 @@ class Comparison:
             "base": self.base,
             f"speedup_vs_{self.base}": speedups,
             f"predicted_speedup_vs_{self.base}": self.predicted,
+            f"predicted_speedup_vs_{self.base}_without_interference": self.predicted_alone,
+            "interference_factors": self.interference,
             "prediction_error": self.prediction_errors,
             f"tail_ratio_vs_{self.base}": {name: summary(values) for name, values in self.tail_ratios.items()},
             "verifier_s": self.verifier_s,
@@ -138,11 +144,12 @@ class Comparison:
             )
         return lines
 
-
     def remarks(self) -> Iterator[str]:
         """What the table has no column for."""
         for name, error in self.prediction_errors.items():
             yield f"{name}: measured speed-up differs from the predicted one by {error:.1%}"
+            rollout, learner = (self.interference.get(part, {}).get(name, 1.0) for part in ("rollout", "learner"))
+            yield f"{name}: rollout and learner slow each other down by {rollout - 1:.1%} and {learner - 1:.1%}"
         for name, ratios in self.tail_ratios.items():
             if ratios:
                 yield f"{name}: tail {statistics.median(ratios):.3f} of that of {self.base}"

@@ -33,6 +33,12 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
         value = self.attributes.get("update")
         return value if isinstance(value, int) else None
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that a cell's work computed."""
+        value = self.attributes.get("tokens")
+        return value if isinstance(value, int) else 0
+
 
 def read_spans(path: Path) -> list[Span]:
     """Spans since the run was last started, by start time; a last line cut off by a crash is left out."""

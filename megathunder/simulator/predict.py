@@ -1,7 +1,8 @@
 """What other schedules would have taken on the work of a recorded run.
 
 Each recorded update (release times, tokens, rewards) is replayed through every schedule with costs fitted to the
-recorded learner spans; the same suffix for all. Called by tools/simulate.py, which reads the run's files.
+recorded learner spans; the same suffix for all. Where it was measured, what rollout and learner cost each other at once
+is part of it (`interference.py`). Called by tools/simulate.py and tools/compare.py, which read the run's files.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from megathunder.config.root import Config
 from megathunder.config.variant import Variant
 from megathunder.simulator.costs import CostModel
+from megathunder.simulator.interference import Interference
 from megathunder.simulator.replay import ReplayResult, replay
 from megathunder.simulator.traces import UpdateTrace
 
@@ -62,12 +64,16 @@ def predict(
     *,
     cells: int = 1,
     schedules: Sequence[str] = SCHEDULES,
+    interference: Interference = Interference(),
 ) -> Prediction:
-    """Replay `updates` under `schedules` (names as in config/variant.py)."""
+    """Replay `updates`, recorded under sync where there is `interference`, under `schedules` (names as in
+    config/variant.py)."""
     steps = []
     for recorded in updates:
         for schedule in schedules:
-            result = replay(Variant.parse(schedule).apply(config), recorded.trace, costs, cells)
+            trace = recorded.trace.stretched(interference.rollout.get(schedule, 1.0))
+            beside = interference.learner.get(schedule, 1.0)
+            result = replay(Variant.parse(schedule).apply(config), trace, costs, cells, beside=beside)
             steps.append(_step(recorded, schedule, result))
     medians = {s: statistics.median(x.step_wall_s for x in steps if x.schedule == s) for s in schedules}
     errors = [abs(s.step_wall_s - s.measured_s) / s.measured_s for s in steps if s.measured_s]

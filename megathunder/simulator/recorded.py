@@ -2,6 +2,7 @@
 
     traces   trajectories/update_*.jsonl and the start of each update's rollout in events.jsonl
     costs    the learner's spans in events.jsonl, by least squares (costs.py)
+    interference   warm-up updates of a comparison (interference.py)
 
 Called by tools/simulate.py and tools/compare.py. Refuses (UserError) a run that kept neither.
 """
@@ -18,6 +19,7 @@ from megathunder.metrics.row import MetricsRow, read_rows
 from megathunder.metrics.spans import Span, read_spans
 from megathunder.metrics.trajectories import TrajectoryRecord, read_trajectories
 from megathunder.simulator.costs import CostModel, fit_costs
+from megathunder.simulator.interference import Interference, measure_interference
 from megathunder.simulator.predict import RecordedUpdate
 from megathunder.simulator.traces import AttemptTrace, TurnTrace, UpdateTrace
 from megathunder.tracing import LEARNER_LANES, UPDATE_LANE
@@ -33,11 +35,13 @@ class RecordedRun:
     config: Config
     updates: tuple[RecordedUpdate, ...]
     costs: CostModel
+    interference: Interference
     cells: int
 
 
-def read_recorded_run(folder: RunFolder, *, trace: Keep, cost: Keep) -> RecordedRun:
-    """Traces of the updates whose row passes `trace`, costs from those that pass `cost`."""
+def read_recorded_run(folder: RunFolder, *, trace: Keep, cost: Keep, warm_up: Keep = lambda row: False) -> RecordedRun:
+    """Traces of the updates whose row passes `trace`, costs from those that pass `cost`, interference from those that
+    pass `warm_up`."""
     rows, spans = read_rows(folder.metrics), read_spans(folder.events)
     updates = tuple(recorded_updates(folder, [row for row in rows if trace(row)], spans))
     if not updates:
@@ -48,11 +52,14 @@ def read_recorded_run(folder: RunFolder, *, trace: Keep, cost: Keep) -> Recorded
         )
     wanted = {row.update for row in rows if cost(row)}
     work = [s for s in spans if s.lane.startswith(LEARNER_LANES) and s.update in wanted]
-    items = [(int(str(s.attributes.get("tokens", 0))), s.end_s - s.start_s) for s in work if s.name == "differentiate"]
+    items = [(s.tokens, s.end_s - s.start_s) for s in work if s.name == "differentiate"]
     folds = [s.end_s - s.start_s for s in work if s.name == "fold"]
     costs = fit_costs(items, fold_s=sum(folds) / len(folds) if folds else 0.0)
     cells = len({s.lane for s in work}) or 1
-    return RecordedRun(config=folder.read_config(), updates=updates, costs=costs, cells=cells)
+    interference = measure_interference([row for row in rows if warm_up(row)], spans, costs)
+    return RecordedRun(
+        config=folder.read_config(), updates=updates, costs=costs, interference=interference, cells=cells
+    )
 
 
 def recorded_updates(folder: RunFolder, rows: list[MetricsRow], spans: list[Span]) -> Iterator[RecordedUpdate]:

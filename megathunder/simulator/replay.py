@@ -47,12 +47,15 @@ class ReplayResult:
         return self.rollout_s + self.tail_s + self.suffix_s
 
 
-def replay(config: Config, trace: UpdateTrace, costs: CostModel, cells: int = 1) -> ReplayResult:
-    """Simulate one update of `trace` under `config.schedule`."""
+def replay(
+    config: Config, trace: UpdateTrace, costs: CostModel, cells: int = 1, *, beside: float = 1.0
+) -> ReplayResult:
+    """Simulate one update of `trace` under `config.schedule`; work that starts while rollouts run costs `beside` times
+    as much."""
     events = rollout_events(trace)
     ahead = config.schedule == "one_step_off"
     times = [0.0 if ahead else event.at_s for event in events]
-    machine = _Machine(config, trace, costs, cells)
+    machine = _Machine(config, trace, costs, cells, beside)
     finish = machine.run(events, times)
     rollout_s = trace.rollout_s
     return ReplayResult(
@@ -69,10 +72,11 @@ def replay(config: Config, trace: UpdateTrace, costs: CostModel, cells: int = 1)
 class _Machine:
     """Cells on a virtual clock."""
 
-    def __init__(self, config: Config, trace: UpdateTrace, costs: CostModel, cells: int) -> None:
+    def __init__(self, config: Config, trace: UpdateTrace, costs: CostModel, cells: int, beside: float) -> None:
         self.scheduler = UpdateScheduler(config, 0, 0, trace.group_sizes, cells)
         self.spans: list[WorkSpan] = []
         self._costs, self._release = costs, config.streaming.release
+        self._beside, self._rollout_s = beside, trace.rollout_s
         self._free = set(range(cells))
         self._running: list[tuple[float, int, Differentiate | Fold]] = []
 
@@ -98,7 +102,8 @@ class _Machine:
         command = self.scheduler.next_work(cell, now)
         if command is None:
             return
-        end = now + self._costs.seconds(command, self._release)
+        factor = self._beside if now < self._rollout_s else 1.0
+        end = now + factor * self._costs.seconds(command, self._release)
         self._free.discard(cell)
         heapq.heappush(self._running, (end, cell, command))
         kind, rows = (command.target.kind, len(command.rows)) if isinstance(command, Differentiate) else ("fold", 0)

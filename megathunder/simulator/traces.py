@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megathunder.types import (
     EndReason,
@@ -53,6 +53,22 @@ class AttemptTrace:
     def tokens(self) -> int:
         return sum(t.context_tokens + t.action_tokens for t in self.turns)
 
+    def stretched(self, factor: float) -> AttemptTrace:
+        """All times multiplied by `factor`."""
+
+        def scaled(at: float | None) -> float | None:
+            return None if at is None else at * factor
+
+        return replace(
+            self,
+            turns=tuple(
+                replace(t, completed_s=t.completed_s * factor, scored_s=scaled(t.scored_s)) for t in self.turns
+            ),
+            completed_s=self.completed_s * factor,
+            rewarded_s=scaled(self.rewarded_s),
+            lost_s=scaled(self.lost_s),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateTrace:
@@ -71,6 +87,10 @@ class UpdateTrace:
     @property
     def tokens(self) -> int:
         return sum(a.tokens for a in self.attempts)
+
+    def stretched(self, factor: float) -> UpdateTrace:
+        """The same rollouts, slower by `factor`."""
+        return replace(self, attempts=tuple(a.stretched(factor) for a in self.attempts))
 
     @property
     def rollout_s(self) -> float:

@@ -107,6 +107,42 @@ def test_the_cap_blocks_new_groups_and_the_blocked_time_is_reported() -> None:
     assert isinstance(fold, Fold) and scheduler.cell_time(0).blocked_s == 4.0 and scheduler.cell_time(0).busy_s == 2.0
 
 
+def test_a_busy_cell_has_its_next_command_while_as_many_chains_wait_as_there_are_cells() -> None:
+    config = Config(streaming=StreamingConfig(pack_rows=1))
+    scheduler = UpdateScheduler(config, 0, 0, [5], cells=2)
+    give(scheduler, *(rewarded(0, i, float(i % 2)) for i in range(4)))
+    in_hand = scheduler.next_work(0, 0.0)
+    ahead = scheduler.next_ahead(0, 0.0)
+    assert ahead is not None and source(ahead) != source(in_hand)
+    assert scheduler.next_ahead(0, 0.0) is not None
+    assert scheduler.next_ahead(0, 0.0) is None, "one chain is left and another cell may be free for it sooner"
+    done(scheduler, in_hand, now=2.0)
+    done(scheduler, ahead, now=3.0)
+    assert scheduler.cell_time(0).busy_s == 3.0 and scheduler.cell_time(0).idle_s == 0.0
+
+
+def test_work_that_a_reward_would_make_cheaper_is_not_given_ahead() -> None:
+    config = Config(streaming=StreamingConfig(content_ready=True, pack_rows=1))
+    scheduler = UpdateScheduler(config, 0, 0, [3])
+    give(scheduler, rewarded(0, 0, 1.0), *(grpo_events(make_trajectory(0, i, [1]), 0.0)[:-1] for i in (1, 2)))
+    assert scheduler.next_work(0, 0.0) is not None and scheduler.next_ahead(0, 0.0) is None
+
+
+def test_a_group_is_not_folded_while_work_for_its_accumulators_is_in_flight() -> None:
+    scheduler = UpdateScheduler(Config(streaming=StreamingConfig(pack_rows=1)), 0, 0, [2, 2])
+    give(scheduler, rewarded(0, 0, 1.0))
+    first = scheduler.next_work(0, 0.0)
+    give(scheduler, rewarded(1, 0, 1.0))
+    ahead = scheduler.next_ahead(0, 0.0)
+    give(scheduler, rewarded(0, 1, 0.0), rewarded(1, 1, 0.0))
+    done(scheduler, first)
+    fold = scheduler.next_ahead(0, 0.0)
+    assert isinstance(fold, Fold) and {term.source.group for term in fold.terms} == {0}
+    done(scheduler, ahead)
+    done(scheduler, fold)
+    assert isinstance(scheduler.next_work(0, 0.0), Fold)
+
+
 def test_an_open_group_stays_on_its_cell_and_direct_work_goes_to_any() -> None:
     scheduler = UpdateScheduler(Config(), 0, 0, [3], cells=2)
     give(scheduler, rewarded(0, 0, 1.0))

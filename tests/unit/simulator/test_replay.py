@@ -2,15 +2,18 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from megathunder.config.root import Config
 from megathunder.config.streaming import StreamingConfig
 from megathunder.errors import UserError
+from megathunder.metrics.spans import Span
 from megathunder.simulator import report
 from megathunder.simulator.balance import PaperModel, balance, predicted, replayed
 from megathunder.simulator.costs import CostModel, fit_costs
+from megathunder.simulator.interference import Interference, measure_interference
 from megathunder.simulator.plan import PlanRequest, gpu_named, plan
 from megathunder.simulator.predict import RecordedUpdate, predict
 from megathunder.simulator.release_model import Release, ReleaseCurve
@@ -110,6 +113,36 @@ def test_costs_follow_the_kind_of_pass() -> None:
     assert costs.seconds(command(6, last=True), "turn_forward") == pytest.approx(10 + 3 + 4)
     assert costs.seconds(command(9, last=True, mask=0), "turn_forward") == 10
     assert costs.seconds(Fold(item=1, update=0), "turn") == 0.5
+
+
+def test_interference_is_what_warm_up_updates_of_a_streaming_schedule_took_longer_than_those_of_sync() -> None:
+    def row(update: int, schedule: str, rollout_s: float) -> SimpleNamespace:
+        return SimpleNamespace(update=update, schedule=schedule, rollout_s=rollout_s)
+
+    def span(lane: str, name: str, start_s: float, end_s: float, update: int) -> Span:
+        attributes = {"update": update, "tokens": 10}
+        return Span(lane=lane, name=name, start_s=start_s, end_s=end_s, attributes=attributes)
+
+    rows = [row(0, "sync", 10.0), row(1, "thundersync", 11.0), row(2, "thundersync", 13.0), row(3, "sync", 10.0)]
+    spans = [span("update", "rollout", 0.0, 11.0, 1), span("update", "rollout", 20.0, 33.0, 2)]
+    spans += [span("learner/0", "differentiate", at, at + 2.4, update) for at, update in ((1, 1), (4, 1), (25, 2))]
+    spans += [span("learner/0", "differentiate", 12.0, 99.0, 1)]  # after the rollout: alone
+    found = measure_interference(rows, spans, CostModel(token_s=0.2))
+    assert found.rollout == {"thundersync": pytest.approx(1.2)}
+    assert found.learner == {"thundersync": pytest.approx(1.2)}
+    assert measure_interference([], spans, CostModel(token_s=0.2)) == Interference()
+
+
+def test_rollouts_that_are_slowed_down_by_a_learner_lengthen_the_predicted_step_of_that_schedule_alone() -> None:
+    trace = draw_trace(WORK, 0)
+    costs = CostModel(token_s=0.5 * trace.rollout_s / trace.tokens)
+    update = RecordedUpdate(update=0, schedule="sync", trace=trace, step_wall_s=1.0)
+    slow = Interference(rollout={"thundersync": 1.1}, learner={"thundersync": 1.2})
+    names = ("sync", "thundersync")
+    alone, both = (predict(Config(), [update], costs, schedules=names, interference=i) for i in (Interference(), slow))
+    assert alone.steps[0] == both.steps[0]
+    assert both.steps[1].rollout_s == pytest.approx(1.1 * trace.rollout_s)
+    assert both.steps[1].learner_s > 1.1 * alone.steps[1].learner_s
 
 
 def test_costs_are_recovered_from_spans() -> None:
