@@ -34,6 +34,7 @@ from megathunder.coordinator.job import JobFailed, replay_config, run_job
 from megathunder.errors import UserError
 from megathunder.metrics.comparison import BASE, Comparison, compare
 from megathunder.metrics.folder import RunFolder
+from megathunder.metrics.machine import independence, processor
 from megathunder.metrics.spans import read_spans
 from megathunder.metrics.timeline import draw_schedules
 from megathunder.simulator.interference import Interference
@@ -88,8 +89,10 @@ def main(argv: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(comparison.as_table(), indent=2) + "\n")
-    show(comparison)
+    reached = cores_at_once(folder.read_config())
+    machine = {"processor": processor(), "independence_of_cores": reached}
+    arguments.json.write_text(json.dumps(comparison.as_table() | {"machine": machine}, indent=2) + "\n")
+    show(comparison, reached)
     figure = arguments.json.with_suffix(".png")
     last = {name: rows[-1].update for name, rows in comparison.measured.items()}
     drawn = draw_schedules(read_spans(folder.events), last, figure)
@@ -141,6 +144,12 @@ def comparison_config(arguments: Arguments, names: tuple[str, ...]) -> Config:
     return dataclasses.replace(config, run=run, metrics=metrics)
 
 
+def cores_at_once(config: Config) -> float | None:
+    """`machine.independence` of the cores that rollout and learner are pinned to; None in a replay or without pins."""
+    rollout, learner = config.rollout.cpu_cores, config.learner.cpu_cores
+    return None if config.replay.run or not rollout or not learner else independence(rollout, learner)
+
+
 def with_prediction(comparison: Comparison, folder: RunFolder) -> Comparison:
     """Speed-ups simulated from sync: release times of its measured updates, costs of its items, which have the machine
     to themselves; what rollout and learner cost each other at once is that of the warm-up updates."""
@@ -170,8 +179,8 @@ def with_prediction(comparison: Comparison, folder: RunFolder) -> Comparison:
     )
 
 
-def show(comparison: Comparison) -> None:
-    """The table a person reads."""
+def show(comparison: Comparison, reached: float | None) -> None:
+    """The table a person reads; `reached` as `cores_at_once` says."""
     table = Table(title="medians over the measured updates; predicted: simulated from the trace", title_justify="left")
     headings = ("schedule", "step s", "speed-up", "predicted", "rollout", "tail", "suffix", "busy", "lag", "gradient")
     for heading in headings:
@@ -183,6 +192,11 @@ def show(comparison: Comparison) -> None:
     console.print(table)
     for line in comparison.remarks():
         console.print(line)
+    if reached is not None:
+        console.print(
+            f"machine: {processor()}; when both sides' cores work, they reach {reached:.0%} of their speed alone"
+        )
+        console.print(f"(measured after the run): no overlap can win more than {2 * min(1.0, reached):.2f} here")
 
 
 if __name__ == "__main__":
