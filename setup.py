@@ -34,6 +34,7 @@ setup(
     extras_require={
         "cpu": [*pinned("torch"), *pinned("engine"), MEGATRON],
         "gpu": [*pinned("torch"), SGLANG, MEGATRON, *pinned("gpu")],
+        "parquet": pinned("parquet"),
         "test": pinned("test"),
         "wandb": pinned("wandb"),
     },

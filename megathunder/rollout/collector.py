@@ -166,8 +166,9 @@ class Collector:
         report.emit(Rewarded(id=report.id, reward=reward, verifier_s=now - started_s, at_s=now))
 
     async def _reward(self, task: Task, workspace: Workspace, answer: str | None) -> float:
-        """0 without an answer; a grader that the machinery fails is asked again in a replayed sandbox."""
-        if answer is None:
+        """0 without an answer where the task asks for one; a grader that the machinery fails is asked again in a
+        replayed sandbox."""
+        if answer is None and not task.judges_what_is_left:
             return 0.0
         budget_s = self._sandbox.grading_budget_s
         while True:

@@ -25,12 +25,13 @@ MAX_TAKEN_BYTES = 1 << 20  # of one file of the agent
 
 
 async def grade(task: Task, sandbox: Sandbox, answer: str | None, pool: SandboxPool, budget_s: float) -> float:
-    """A finite number, mostly 1.0 or 0.0. `answer` is what was submitted, None if nothing was: then the reward is 0.
+    """A finite number, mostly 1.0 or 0.0. `answer` is what was submitted, None if nothing was: then the reward is 0,
+    except for tasks that are judged by what is left in the sandbox.
 
     Closes `sandbox` before it leases a clean one, so that graders cannot starve each other. A program that is still
     running after `budget_s` seconds earns 0. Raises InfrastructureFailure.
     """
-    if answer is None:
+    if answer is None and not task.judges_what_is_left:
         return 0.0
     match task.grading:
         case ExactAnswer(answer=right):

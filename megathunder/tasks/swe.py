@@ -132,7 +132,7 @@ def raw_rows(path: Path) -> list[object]:
             raise ConfigError(
                 f"{path} is a Parquet file, and pyarrow is not installed",
                 expected="pyarrow",
-                remedy="pip install pyarrow, or convert the file to JSONL",
+                remedy="pip install -e .[parquet], or convert the file to JSONL",
             ) from None
         return pyarrow.parquet.read_table(path).to_pylist()
     text = path.read_text()

@@ -82,6 +82,11 @@ class Task(Wire):
     folder: str = ""  # where the policy's commands start; empty: the work folder
 
     @property
+    def judges_what_is_left(self) -> bool:
+        """Whether the state of the work folder is graded however the episode ended, and nothing must be submitted."""
+        return isinstance(self.grading, RepositoryTests | TerminalTests)
+
+    @property
     def content_key(self) -> str:
         """What must not be shared by training and held-out tasks: the request together with its answer."""
         grading = self.grading
