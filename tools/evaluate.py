@@ -1,13 +1,20 @@
 #!/usr/bin/env python
-"""Evaluate a policy on tasks it was not trained on: pass@k with confidence intervals, from independent attempts.
+"""Evaluate policies on tasks they were not trained on: pass@k with confidence intervals, from independent attempts.
 
     python tools/evaluate.py --checkpoint examples/policies/student --tasks shell --attempts 5 --json out.json
     python tools/evaluate.py --checkpoint runs/mine --tasks examples/tasks/swe --config examples/swe_cpu.toml ...
+    python tools/evaluate.py --runs runs/a runs/b --tasks shell --attempts 5 --json out.json       schedules by cost
+    python tools/evaluate.py --runs runs/a runs/b --json out.json                                  the same, no engine
 
 --checkpoint  a Hugging Face model folder, or a run folder that holds `policy/`
 --tasks       shell, math, or a file or folder of tasks (SWE-smith, SWE-bench, Harbor, Terminal-Bench 1, SETA)
 --attempts    attempts a task (default 5);  --k 1,3,5: for which k
 --json        the result; finished attempts are kept beside it in OUT.attempts.jsonl and are not made again
+--runs        runs to compare: what each policy at a fixed cadence (run.export_every, and the one they began with)
+              scores against GPU-hours or machine-hours of training; a figure is written beside OUT. Without --tasks
+              the evaluations that the runs made themselves are compared (run.evaluate_every)
+--target      the pass@k to be reached (default: the highest that every run reaches);  --budget-hours: to score at
+              (default: the hours of the shortest run)
 Everything else is a setting as in tools/train.py: --config FILE, --tasks.heldout N, --rollout.urls URL, ...
 Exit status: 0 done, 1 failed, 2 a setting must be mended.
 """
@@ -17,9 +24,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import hashlib
 import sys
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import msgspec
@@ -29,52 +34,38 @@ from rich.table import Table
 from megathunder.config import Config
 from megathunder.config.bounds import numbers_are_in_range
 from megathunder.config.load import load_config
-from megathunder.config.machine import ports_are_free, the_sandbox_is_installed
+from megathunder.config.machine import ports_are_free, the_sandbox_is_installed, the_tasks_are_there
+from megathunder.config.models import model_folder_is_whole
 from megathunder.errors import ConfigError, MegathunderError, UserError
-from megathunder.evaluation import Attempt, AttemptLog, Plan, Score, run_attempts, score
+from megathunder.evaluation import AttemptLog, Score, score
+from megathunder.evaluation.cadence import Comparison, Curve, Evaluation, compare, read_evaluations, shared_ks
 from megathunder.evaluation.estimate import Estimate
-from megathunder.rollout import Collector, ServerControl, ServerPool
-from megathunder.sandbox import SandboxPool, grade
-from megathunder.tasks import ChatFormat, Task, build_source
+from megathunder.evaluation.session import missing, open_session, plan_of
+from megathunder.metrics.costs import Panel, Series, draw_costs
+from megathunder.metrics.folder import RunFolder, open_folder
+from megathunder.metrics.row import read_rows
+from megathunder.tasks import Task, build_source
 
 GENERATED = ("shell", "math")
-LAWS = (numbers_are_in_range, the_sandbox_is_installed, ports_are_free)
-EVERY = 10  # attempts between two lines of progress
+LAWS = (numbers_are_in_range, the_sandbox_is_installed, the_tasks_are_there, ports_are_free)
 LEAST_SAMPLING = 1e-3  # below this temperature attempts are copies of each other
 
 
 def main(argv: list[str]) -> int:
     """Run, print the table and write the JSON file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", required=True)
-    parser.add_argument("--tasks", default="shell")
-    parser.add_argument("--attempts", type=int, default=5)
-    parser.add_argument("--k", default="1,3,5")
-    parser.add_argument("--json", required=True)
-    options, settings = parser.parse_known_args(argv)
+    options, settings = read_arguments(argv)
     try:
-        config = with_tasks(load_config(settings, prog="evaluate.py"), options.tasks)
-        folder = policy_folder(Path(options.checkpoint))
-        config = dataclasses.replace(config, learner=dataclasses.replace(config.learner, model=str(folder)))
-        check_independence(config, options.attempts)
-        for law in LAWS:
-            law(config)
-        ks = read_ks(options.k, options.attempts)
-        out = Path(options.json)
+        ks, out = read_ks(options.k, options.attempts), Path(options.json)
         out.parent.mkdir(parents=True, exist_ok=True)
-        tasks = build_source(config.tasks).heldout(config.tasks.heldout)
-        if not tasks:
-            raise ConfigError(
-                f"{options.tasks} has no held-out tasks",
-                expected="at least one (dev.jsonl, dev/, or several repositories)",
-                remedy="split them with tools/prepare_data.py",
-            )
-        log = AttemptLog(out.with_name(out.name + ".attempts.jsonl"), plan_of(config, folder, tasks))
-        asyncio.run(evaluate(config, folder, tasks, options.attempts, log, out.parent / "logs"))
-        wanted = {(task.id, number) for task in tasks for number in range(options.attempts)}
-        result = score([a for a in log.attempts if (a.task_id, a.number) in wanted], ks)
-        out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
-        show(result)
+        if options.runs:
+            compare_runs(options, settings, ks, out)
+        else:
+            config = prepared(load_config(settings, prog="evaluate.py"), options)
+            folder = policy_folder(Path(options.checkpoint))
+            tasks = heldout(config, options.tasks)
+            (result,) = asyncio.run(scores(config, [folder], tasks, options.attempts, ks, [out]))
+            out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
+            show(result)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -82,6 +73,33 @@ def main(argv: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def read_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """(options of this tool, settings)"""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--checkpoint")
+    what.add_argument("--runs", nargs="+", type=Path)
+    parser.add_argument("--tasks", default="")
+    parser.add_argument("--attempts", type=int, default=5)
+    parser.add_argument("--k", default="1,3,5")
+    parser.add_argument("--target", type=float)
+    parser.add_argument("--budget-hours", type=float)
+    parser.add_argument("--json", required=True)
+    options, settings = parser.parse_known_args(argv)
+    if options.checkpoint and not options.tasks:
+        options.tasks = "shell"
+    return options, settings
+
+
+def prepared(config: Config, options: argparse.Namespace) -> Config:
+    """`config` with the tasks that --tasks names, checked."""
+    config = with_tasks(config, options.tasks)
+    check_independence(config, options.attempts)
+    for law in LAWS:
+        law(config)
+    return config
 
 
 def with_tasks(config: Config, named: str) -> Config:
@@ -101,10 +119,23 @@ def with_tasks(config: Config, named: str) -> Config:
     return dataclasses.replace(config, tasks=dataclasses.replace(config.tasks, source=source, path=named))
 
 
+def heldout(config: Config, named: str) -> list[Task]:
+    """The tasks to evaluate on."""
+    tasks = build_source(config.tasks).heldout(config.tasks.heldout)
+    if not tasks:
+        raise ConfigError(
+            f"{named} has no held-out tasks",
+            expected="at least one (dev.jsonl, dev/, or several repositories)",
+            remedy="split them with tools/prepare_data.py",
+        )
+    return tasks
+
+
 def policy_folder(checkpoint: Path) -> Path:
     """The model folder of a checkpoint."""
     for folder in (checkpoint, checkpoint / "policy"):
         if (folder / "config.json").is_file():
+            model_folder_is_whole(str(folder), "--checkpoint")
             return folder.absolute()
     raise ConfigError(
         f"--checkpoint {checkpoint} holds neither config.json nor policy/config.json",
@@ -135,76 +166,133 @@ def check_independence(config: Config, attempts: int) -> None:
         )
 
 
-def plan_of(config: Config, folder: Path, tasks: list[Task]) -> Plan:
-    """Digests of what is evaluated, and the settings that an outcome depends on."""
-    weights = hashlib.blake2b(digest_size=16)
-    for path in sorted(p for p in folder.iterdir() if p.suffix in (".json", ".safetensors", ".jinja")):
-        weights.update(path.name.encode() + path.read_bytes())
-    rollout = config.rollout
-    limits = {
-        name: getattr(rollout, name) for name in ("max_new_tokens", "max_tokens", "observation_characters", "top_p")
-    }
-    return Plan(
-        checkpoint=weights.hexdigest(),
-        tasks=hashlib.blake2b(msgspec.msgpack.encode(tasks), digest_size=16).hexdigest(),
-        seed=config.run.seed,
-        temperature=rollout.temperature,
-        limits=" ".join(f"{name}={value}" for name, value in limits.items()),
+async def scores(
+    config: Config, folders: list[Path], tasks: list[Task], attempts: int, ks: list[int], outs: list[Path]
+) -> list[Score]:
+    """The score of each policy; they share the servers. Attempts are kept beside `outs`."""
+    logs = [
+        AttemptLog(out.with_name(f"{out.name}.attempts.jsonl"), plan_of(config, folder, tasks))
+        for folder, out in zip(folders, outs)
+    ]
+    left = {folder: missing(tasks, attempts, log) for folder, log in zip(folders, logs)}
+    todo = [(folder, log) for folder, log in zip(folders, logs) if left[folder]]
+    for folder in folders:
+        kept = len(tasks) * attempts - left[folder]
+        print(
+            f"{folder}: {len(tasks)} tasks, {attempts} attempts each: {left[folder]} to make, {kept} kept", flush=True
+        )
+    if todo:
+        async with open_session(config, todo[0][0], outs[0].parent / "logs") as session:
+            for number, (folder, log) in enumerate(todo):
+                if number:
+                    await session.load(folder, number)
+                await session.make(tasks, attempts, log)
+    wanted = {(task.id, number) for task in tasks for number in range(attempts)}
+    return [score([a for a in log.attempts if (a.task_id, a.number) in wanted], ks) for log in logs]
+
+
+# ---------------------------------------------------------------------------------------------- several runs
+
+
+def compare_runs(options: argparse.Namespace, settings: list[str], ks: list[int], out: Path) -> None:
+    """Curves of every run, the comparison at a target and at a budget, and the figure."""
+    folders = [open_folder(path) for path in options.runs]
+    if options.tasks:
+        curves = [evaluated(folder, options, settings, ks, out) for folder in folders]
+    else:
+        curves = [recorded(folder) for folder in folders]
+    shared = shared_ks(curves, ks)
+    if not shared:
+        raise ConfigError(
+            f"no pass@k that all {len(curves)} runs have: {', '.join(str(folder.path) for folder in folders)}",
+            expected="evaluations of every run",
+            remedy="train with run.evaluate_every, or with run.export_every and name --tasks",
+        )
+    found = [compare(curves, k, target=options.target, budget_hours=options.budget_hours) for k in shared]
+    unit = (
+        "GPU-hours" if any(row.gpu_memory_bytes for f in folders for row in read_rows(f.metrics)) else "machine-hours"
+    )
+    content = {"unit": unit, "comparisons": found, "curves": curves}
+    out.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1))
+    draw_costs([panel(curves, c) for c in found], unit, out.with_suffix(".png"))
+    for comparison in found:
+        show_comparison(comparison, unit)
+    print(f"{out}, {out.with_suffix('.png')}")
+
+
+def recorded(folder: RunFolder) -> Curve:
+    """What the run found out about itself."""
+    rows = read_rows(folder.metrics)
+    evaluations = read_evaluations(folder.evaluations)
+    return Curve(run=folder.path.name, schedule=rows[0].schedule, evaluations=evaluations)
+
+
+def evaluated(folder: RunFolder, options: argparse.Namespace, settings: list[str], ks: list[int], out: Path) -> Curve:
+    """The policies of a run at its cadence, evaluated now."""
+    own = ["--config", str(folder.config)] if "--config" not in settings else []
+    config = prepared(load_config([*own, *settings], prog="evaluate.py"), options)
+    rows = {row.update + 1: row for row in read_rows(folder.metrics)}
+    found = {int(p.name.removeprefix("update_")): p.absolute() for p in sorted(folder.policies.glob("update_*"))}
+    if not found:
+        raise ConfigError(
+            f"{folder.policies} holds no policy",
+            expected="policies at a fixed cadence",
+            remedy="train with --run.export_every N; without --tasks the run's own evaluations are compared",
+        )
+    policies = {0: Path(folder.read_config().learner.model).absolute(), **found}
+    outs = [out.with_name(f"{out.stem}.{folder.path.name}.update_{updates:05d}") for updates in policies]
+    tasks = heldout(config, options.tasks)
+    results = asyncio.run(scores(config, list(policies.values()), tasks, options.attempts, ks, outs))
+    evaluations = [
+        Evaluation(
+            updates=updates,
+            policy_version=updates,
+            device_hours=(rows[updates].device_hours or 0.0) if updates in rows else 0.0,
+            score=result,
+        )
+        for updates, result in zip(policies, results)
+    ]
+    return Curve(run=folder.path.name, schedule=next(iter(rows.values())).schedule, evaluations=tuple(evaluations))
+
+
+def panel(curves: list[Curve], comparison: Comparison) -> Panel:
+    """What is drawn of one k."""
+    series = []
+    for curve in curves:
+        points = [(e.device_hours, e.pass_at(comparison.k)) for e, _ in curve.points(comparison.k)]
+        series.append(
+            Series(
+                name=f"{curve.run} ({curve.schedule})",
+                hours=[hours for hours, _ in points],
+                values=[estimate.value for _, estimate in points],
+                low=[estimate.low for _, estimate in points],
+                high=[estimate.high for _, estimate in points],
+            )
+        )
+    return Panel(
+        title=f"pass@{comparison.k}, held-out", series=series, target=comparison.target, budget=comparison.budget_hours
     )
 
 
-async def evaluate(config: Config, folder: Path, tasks: list[Task], attempts: int, log: AttemptLog, logs: Path) -> None:
-    """Make the attempts that `log` does not have."""
-    from transformers import AutoTokenizer  # seconds to import
-
-    missing = sum(not log.finished(task.id, n) for task in tasks for n in range(attempts))
-    print(f"{len(tasks)} tasks, {attempts} attempts each: {missing} to make, {len(tasks) * attempts - missing} kept")
-    if not missing:
-        return
-
-    def on_end(attempt: Attempt) -> None:
-        nonlocal missing
-        log.add(attempt)
-        missing -= 1
-        if missing % EVERY == 0:
-            print(f"  {missing} attempts left", flush=True)
-
-    async with AsyncExitStack() as stack:
-        sandboxes = SandboxPool(config.sandbox)
-        stack.push_async_callback(sandboxes.close)
-        await sandboxes.start()
-        servers = ServerPool(config.rollout, folder, folder=logs)
-        stack.push_async_callback(servers.close)
-        await servers.start()
-        collector = Collector(
-            config.rollout,
-            config.sandbox,
-            servers=servers,
-            sandboxes=sandboxes,
-            grade=grade,
-            chat=ChatFormat(AutoTokenizer.from_pretrained(folder)),
-            seed=config.run.seed,
-        )
-        await stack.enter_async_context(collector)
-        version = await served_version(config, servers)
-        await run_attempts(collector, tasks, attempts, on_end, policy_version=version, finished=log.finished)
+# ---------------------------------------------------------------------------------------------- what a person reads
 
 
-async def served_version(config: Config, servers: ServerPool) -> int:
-    """The one version that every server holds; servers given by address may hold any."""
-    async with ServerControl(timeout_s=config.rollout.request_timeout_s, api_key=config.rollout.api_key) as control:
-        versions = {server.name: await control.version(server) for server in servers.ready}
-    if len(set(versions.values())) != 1:
-        raise ConfigError(
-            f"the servers hold different versions: {versions}",
-            expected="one policy",
-            remedy="give servers of one policy (rollout.urls), or leave the addresses empty to start some",
-        )
-    return next(iter(versions.values()))
+def show_comparison(comparison: Comparison, unit: str) -> None:
+    """A row a run."""
+    title = f"pass@{comparison.k}: {unit} to {comparison.target:.1%}, score within {comparison.budget_hours:.4g}"
+    table = Table(title=title)
+    for heading in ("run", "schedule", f"{unit} to target", "updates", "at budget", "updates"):
+        table.add_column(heading)
+    for run in comparison.runs:
+        hours = "not reached" if run.hours_to_target is None else f"{run.hours_to_target:.4g}"
+        value = "nothing yet" if run.at_budget is None else f"{run.at_budget:.1%}"
+        counts = ["–" if n is None else str(n) for n in (run.updates_to_target, run.updates_at_budget)]
+        table.add_row(run.run, run.schedule, hours, counts[0], value, counts[1])
+    Console(highlight=False).print(table)
 
 
 def show(result: Score) -> None:
-    """The table that a person reads."""
+    """The table of one policy."""
     console, table = Console(highlight=False), Table(title=f"{result.tasks} tasks, {result.sent} attempts")
     for heading in ("", "over all", "over completed"):
         table.add_column(heading)

@@ -30,9 +30,7 @@ def main(argv: list[str]) -> int:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         names = ", ".join(missing)
-        print(
-            f"error: {names} not installed\n  remedy: MEGATHUNDER_SMOLLM2=1 bash tools/setup.sh", file=sys.stderr
-        )
+        print(f"error: {names} not installed\n  remedy: MEGATHUNDER_SMOLLM2=1 bash tools/setup.sh", file=sys.stderr)
         return 2
     convert(folder)
     print(f"{folder}: SmolLM2-135M-Instruct")

@@ -28,6 +28,10 @@ class RunConfig:
     """Evaluate on held-out tasks every n updates; 0: never."""
     evaluate_attempts: int = 1
     """Attempts a held-out task."""
+    evaluate_at_start: bool = False
+    """Evaluate before the first update too, where evaluate_every is on."""
+    export_every: int = 0
+    """Write the policy to `policies/update_<n>/` every n updates, for tools/evaluate.py --runs; 0: only at the end."""
     checkpoint_every: int = 0
     """Save a checkpoint every n updates; 0: only at the end."""
     keep_checkpoints: int = 2

@@ -55,6 +55,7 @@ class Parts:
     learner: LearnerClient
     shape: ModelShape
     peak_flops: float
+    devices: int = 1  # GPUs, or machines where there are none, that the run holds
 
     def control(self) -> ServerControl:
         """The servers' control endpoints; use as an async context."""
@@ -98,6 +99,7 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
             learner=learner,
             shape=read_model_shape(config.learner.model),
             peak_flops=_peak_flops(config, learner.ranks),
+            devices=_devices(config, learner),
         )
 
 
@@ -158,3 +160,12 @@ def _peak_flops(config: Config, ranks: int) -> float:
     if config.metrics.peak_flops:
         return config.metrics.peak_flops * ranks
     return measured_peak() * ranks if resolve_device(config.learner.device) == "cpu" else 0.0
+
+
+def _devices(config: Config, learner: LearnerClient) -> int:
+    """GPUs of the learner, the servers and the teacher's; without GPUs the machines of the learner's cells."""
+    if resolve_device(config.learner.device) == "cpu":
+        return len({hello.host for hello in learner.hellos.values()})
+    servers = len(config.rollout.urls) or config.rollout.servers
+    teachers = (len(config.opd.teacher_urls) or 1) if config.objective == "opd" else 0
+    return learner.ranks + (servers + teachers) * config.rollout.gpus_per_server

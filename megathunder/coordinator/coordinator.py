@@ -20,7 +20,10 @@ from megathunder.coordinator import reached
 from megathunder.coordinator.assembly import Parts
 from megathunder.config import Config
 from megathunder.errors import InfrastructureFailure
-from megathunder.evaluation import EVALUATION, Attempt, score
+from megathunder.evaluation import EVALUATION, KS, Attempt, Score, score
+from megathunder.evaluation.cadence import Evaluation, append_evaluation, forget_evaluations
+from megathunder.metrics.folder import RunFolder
+from megathunder.metrics.row import read_rows
 from megathunder.coordinator.record import UpdateRecord
 from megathunder.coordinator.rollouts import Collect, Rollouts, Stopped
 from megathunder.schedule.scheduler import UpdateScheduler
@@ -39,6 +42,7 @@ class Coordinator:
     update: int = 0
     started_s: float = field(default_factory=time.monotonic)
     _acknowledged_s: float = 0.0
+    _device_hours: float = 0.0
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _commands: dict[int, Command] = field(default_factory=dict)
     _records: dict[int, UpdateRecord] = field(default_factory=dict)
@@ -56,11 +60,22 @@ class Coordinator:
             await parts.persistence.load(found)
             self.update, self.version = found.state.update, found.state.policy_version
             self.started_s -= found.state.elapsed_s
+            self._recall(parts.persistence.folder)
             parts.monitor.say(f"resumed {found.folder}: {self.update} updates done, policy version {self.version}")
         if (found is not None or config.rollout.urls) and not config.replay.run:
             held = await reached.held_versions(parts, parts.servers.ready)
             self.version = max([self.version, *(version + 1 for version in held.values())])
             await reached.reach_servers(parts, self.version, self._send_weights)
+        if config.run.evaluate_every and config.run.evaluate_at_start and found is None:
+            before = await self.evaluate()
+            self._keep(before, 0)
+            parts.monitor.say(f"held-out reward before the first update: {before.reward_mean or 0.0:.3f}")
+
+    def _recall(self, folder: RunFolder) -> None:
+        """Costs go on where the checkpoint left them; evaluations of updates that are taken again are made again."""
+        hours = [row.device_hours or 0.0 for row in read_rows(folder.metrics) if row.update < self.update]
+        self._device_hours = hours[-1] if hours else 0.0
+        forget_evaluations(folder.evaluations, self.update)
 
     def stop(self) -> None:
         """End the run as soon as its state can be saved: now while rollouts run, after the barrier otherwise."""
@@ -224,16 +239,27 @@ class Coordinator:
         """Evaluate where it is due, then write the update's row."""
         update, run = rollouts.update, self.config.run
         due = run.evaluate_every and ((update + 1) % run.evaluate_every == 0 or update + 1 == run.updates)
-        heldout = await self.evaluate() if due and not self.stopping.is_set() else None
+        found = await self.evaluate() if due and not self.stopping.is_set() else None
         record = self._records.pop(update)
-        row = record.row(scheduler, heldout=heldout, since_start_s=self.elapsed_s)
+        row = record.row(
+            scheduler,
+            heldout=found.reward_mean if found else None,
+            since_start_s=self.elapsed_s,
+            hours_before=self._device_hours,
+            devices=self.parts.devices,
+        )
+        self._device_hours = row.device_hours
         self.parts.monitor.row(row)
+        if found:
+            self._keep(found, update + 1)
+        if run.export_every and (update + 1) % run.export_every == 0:
+            await self.parts.persistence.export(update + 1)
         if self.parts.persistence.due(update):
             await self.parts.persistence.save(update + 1, self.version, elapsed_s=self.elapsed_s)
 
-    async def evaluate(self) -> float | None:
-        """Mean reward on the held-out tasks under the published version, at the training temperature; None when the
-        run is asked to stop meanwhile."""
+    async def evaluate(self) -> Score | None:
+        """The score on the held-out tasks under the published version, at the training temperature; None when the run
+        is asked to stop meanwhile."""
         groups = self.parts.supply.heldout()
         rollouts = Rollouts(update=EVALUATION, batch=EVALUATION, policy_version=self.version, groups=groups)
         self._start(rollouts, self.parts.supply.collect_rewards)
@@ -243,10 +269,19 @@ class Coordinator:
         while not rollouts.inbox.empty():
             for event in await rollouts.messages(1.0):
                 rollouts.note(event)
-        ended = [Attempt.of(trajectory, "") for trajectory in rollouts.trajectories.values()]
-        return score(ended).reward_mean or 0.0
+        attempts = [Attempt.of(t, groups[t.id.group][t.id.index].kind) for t in rollouts.trajectories.values()]
+        for where, reason in rollouts.lost.items():
+            task = groups[where.group][where.index]
+            attempts.append(Attempt(task_id=task.id, kind=task.kind, number=where.index, reward=None, error=reason))
+        return score(attempts, [k for k in KS if k <= self.config.run.evaluate_attempts])
 
     # ------------------------------------------------------------------------------------------ private
+
+    def _keep(self, found: Score, updates: int) -> None:
+        evaluation = Evaluation(
+            updates=updates, policy_version=self.version, device_hours=self._device_hours, score=found
+        )
+        append_evaluation(self.parts.persistence.folder.evaluations, evaluation)
 
     def _tensor_file(self, kind: str, update: int, wanted: bool) -> str:
         return str(self.parts.monitor.folder.tensors_of(kind, update)) if wanted else ""

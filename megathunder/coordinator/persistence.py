@@ -89,11 +89,13 @@ class Persistence:
                 control.restore(states[control.name])
         self.run_id, self._saved = found.state.run_id, found.state.update
 
-    async def export(self) -> Path | None:
-        """Write the policy as a Hugging Face folder; an older one is replaced when the new one is whole."""
+    async def export(self, after: int = 0) -> Path | None:
+        """Write the policy as a Hugging Face folder, that of `after` updates or the last one; an older one is replaced
+        when the new one is whole."""
         if self.off:
             return None
-        final = self.folder.policy
+        final = self.folder.policy_after(after) if after else self.folder.policy
+        final.parent.mkdir(exist_ok=True)
         partial = final.with_name(f".{final.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         await self.learner.on_first_cell(lambda item: ExportPolicy(item=item, folder=str(partial)), DISK_S)

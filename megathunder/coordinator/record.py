@@ -100,7 +100,15 @@ class UpdateRecord:
             reward_mean=sum(rewards) / len(rewards) if rewards else None,
         )
 
-    def row(self, scheduler: UpdateScheduler, *, heldout: float | None, since_start_s: float) -> MetricsRow:
+    def row(
+        self,
+        scheduler: UpdateScheduler,
+        *,
+        heldout: float | None,
+        since_start_s: float,
+        hours_before: float,
+        devices: int,
+    ) -> MetricsRow:
         """The row of the finished update; also records its phases in the trace."""
         rollouts, report = self._rollouts, scheduler.report
         for trajectory in rollouts.trajectories.values():
@@ -124,6 +132,8 @@ class UpdateRecord:
             blocked_s=report.blocked_s,
             open_groups_peak=report.peak_open_groups,
             trajectories_lost=report.trajectories_lost,
+            hours_before=hours_before,
+            devices=devices,
         )
         return self._tally.row(clock, outcome)
 

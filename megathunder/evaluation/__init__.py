@@ -1,11 +1,12 @@
 """How good a policy is: independent attempts at tasks, kept as they end, and pass@k with its uncertainty."""
 
 from megathunder.evaluation.attempts import Attempt, AttemptLog, Plan
-from megathunder.evaluation.estimate import Score, TaskResult, pass_at_k, score
+from megathunder.evaluation.estimate import KS, Score, TaskResult, pass_at_k, score
 from megathunder.evaluation.runner import EVALUATION, run_attempts
 
 __all__ = [
     "EVALUATION",
+    "KS",
     "Attempt",
     "AttemptLog",
     "Plan",

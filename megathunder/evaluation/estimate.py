@@ -20,6 +20,7 @@ import numpy as np
 
 from megathunder.evaluation.attempts import Attempt
 
+KS = (1, 3, 5)
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 
@@ -94,7 +95,7 @@ def results(attempts: Iterable[Attempt]) -> list[TaskResult]:
     return found
 
 
-def score(attempts: Iterable[Attempt], ks: Sequence[int] = (1, 3, 5), *, seed: int = 0) -> Score:
+def score(attempts: Iterable[Attempt], ks: Sequence[int] = KS, *, seed: int = 0) -> Score:
     """Every figure of an evaluation; ks above the attempts of a task are left out for that task."""
     found = results(attempts)
     sent, completed, right = (sum(getattr(r, name) for r in found) for name in ("sent", "completed", "right"))

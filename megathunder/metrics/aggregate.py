@@ -137,6 +137,10 @@ class Outcome:
     blocked_s: float | None = None
     open_groups_peak: int | None = None
     trajectories_lost: int | None = None
+    hours_before: float = 0.0
+    """Device-hours of the updates before this one."""
+    devices: int = 1
+    """GPUs, or machines, that the run holds."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -223,6 +227,7 @@ class UpdateTally:
             prompt_reward_max=means.maximum if groups else 0.0,
             prompt_best_mean=Summary.of(group.maximum for group in groups).mean,
             success_heldout=outcome.success_heldout,
+            device_hours=outcome.hours_before + clock.step_wall_s * outcome.devices / 3600,
             trajectories=len(self._turns),
             turns_mean=Summary.of(self._turns).mean,
             response_tokens_mean=Summary.of(self._sampled).mean,

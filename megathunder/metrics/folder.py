@@ -6,6 +6,8 @@
                 trajectories/   one file an update: tokens, log-probabilities, text, reward, times
                 checkpoints/    update_<n>/ with a COMPLETE marker: updates 0 .. n - 1 are in it
                 policy/         the trained policy, a Hugging Face folder
+                policies/       update_<n>/: the policy after n updates, at a fixed cadence
+                evaluations.jsonl   one line an evaluation on held-out tasks
                 timeline.png  report.html
 
 Called by the process that starts a run, after the checks, and by tools that read one.
@@ -70,6 +72,17 @@ class RunFolder:
     def policy(self) -> Path:
         return self.path / "policy"
 
+    @property
+    def policies(self) -> Path:
+        return self.path / "policies"
+
+    @property
+    def evaluations(self) -> Path:
+        return self.path / "evaluations.jsonl"
+
+    def policy_after(self, updates: int) -> Path:
+        return self.policies / f"update_{updates:05d}"
+
     def trajectories_of(self, update: int) -> Path:
         return self.trajectories / f"update_{update:05d}.jsonl"
 
@@ -88,9 +101,9 @@ def start_run(config: Config) -> RunFolder:
     _make(folder.path)
     _hold(folder.path)
     if config.run.overwrite:
-        for path in (folder.metrics, folder.events, folder.timeline, folder.report, folder.config):
+        for path in (folder.metrics, folder.evaluations, folder.events, folder.timeline, folder.report, folder.config):
             path.unlink(missing_ok=True)
-        written = (folder.trajectories, folder.checkpoints, folder.wandb, folder.policy)
+        written = (folder.trajectories, folder.checkpoints, folder.wandb, folder.policy, folder.policies)
         for path in (*written, folder.path / "gradients", folder.path / "weights"):
             shutil.rmtree(path, ignore_errors=True)
     write_atomically(folder.config, to_toml(config).encode(), mode=0o600 if config.rollout.api_key else 0o644)

@@ -105,6 +105,10 @@ class MetricsRow(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     open_groups_peak: Annotated[int | None, _is("Most groups with unknown coefficients one cell held at once.")] = None
     trajectories_lost: Annotated[int | None, _is("Trajectories the machinery failed.")] = None
+    device_hours: Annotated[
+        float | None,
+        _is("Step walls up to here x GPUs the run holds (machines, without GPUs), hours; no set-up, no evaluation."),
+    ] = None
 
 
 def definitions() -> dict[str, str]:

@@ -97,7 +97,9 @@ def test_an_agent_finds_one_commit_and_no_way_to_the_fix(upstream: Task) -> None
 
 
 @pytest.mark.parametrize("answer", ["done", None])
-def test_a_mended_repository_earns_the_reward_whether_or_not_it_was_submitted(upstream: Task, answer: str | None) -> None:
+def test_a_mended_repository_earns_the_reward_whether_or_not_it_was_submitted(
+    upstream: Task, answer: str | None
+) -> None:
     reward, output = asyncio.run(episode(upstream, "sed -i 's/left - right/left + right/' sums.py", answer))
     assert reward == 1.0, output
 

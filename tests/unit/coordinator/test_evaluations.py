@@ -1,0 +1,119 @@
+"""Evaluation during training: on the published version, at its cadence, and with no effect on what is learnt."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+from test_loop import AnsweringLearner, recorded, settings
+
+from megathunder.config.replay import ReplayConfig
+from megathunder.coordinator.agenda import Agenda
+from megathunder.coordinator.assembly import Parts
+from megathunder.coordinator.coordinator import Coordinator
+from megathunder.coordinator.persistence import Persistence
+from megathunder.coordinator.replay import ReplayedSupply, read_recorded
+from megathunder.coordinator.rollouts import Rollouts
+from megathunder.coordinator.supply import NoServers
+from megathunder.evaluation import EVALUATION
+from megathunder.evaluation.cadence import read_evaluations
+from megathunder.loop import train
+from megathunder.metrics.folder import RunFolder
+from megathunder.metrics.row import MetricsRow
+from megathunder.tasks import ExactAnswer, Task
+from megathunder.types import Differentiate, TakeStep, TrajectoryId, TrajectoryLost
+from tests.unit.coordinator.recordings import trajectory_events
+
+TASKS = [Task(id=f"held-{i}", kind="k", prompt="p", files=(), grading=ExactAnswer(answer="")) for i in range(4)]
+
+
+class Evaluated(ReplayedSupply):
+    """A replay that can be evaluated: task t is solved from version 2 t on; the last task's second attempt is lost."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self.versions: list[int] = []
+
+    def heldout(self) -> list[list[Task]]:
+        return [[task, task] for task in TASKS]
+
+    async def collect_rewards(self, rollouts: Rollouts, first_group: int) -> None:
+        self.versions.append(rollouts.policy_version)
+        for t in range(len(TASKS)):
+            for attempt in range(2):
+                identity = TrajectoryId(EVALUATION, t, attempt)
+                if (t, attempt) == (len(TASKS) - 1, 1):
+                    rollouts.inbox.put_nowait(TrajectoryLost(id=identity, reason="the server died", at_s=1.0))
+                    continue
+                reward = float(rollouts.policy_version >= 2 * t)
+                for event in trajectory_events(random.Random(0), identity, reward=reward):
+                    rollouts.inbox.put_nowait(event)
+
+
+def trained(path: Path, schedule: str, **run: object) -> tuple[list[MetricsRow], AnsweringLearner, Evaluated, Path]:
+    """Four updates of a recording."""
+    import asyncio
+
+    recording, folder = recorded(path / "recording", groups=3), path / f"run-{len(list(path.glob('run-*')))}"
+    folder.mkdir()
+    config = dataclasses.replace(
+        settings(schedule, run={"updates": 4, "evaluate_attempts": 2, **run}),
+        replay=ReplayConfig(run=str(recording), speed=50.0),
+    )
+    rows: list[MetricsRow] = []
+    learner, supply = AnsweringLearner(), Evaluated(config, read_recorded(recording))
+    monitor = SimpleNamespace(note=lambda event: None, show=lambda progress: None, row=rows.append)
+    monitor.say = lambda text: None
+    parts = Parts(
+        config=config,
+        agenda=Agenda(config),
+        monitor=monitor,  # type: ignore[arg-type]
+        supply=supply,
+        persistence=Persistence(config=config, folder=RunFolder(folder), learner=learner),  # type: ignore
+        servers=NoServers(),
+        learner=learner,  # type: ignore[arg-type]
+        shape=None,  # type: ignore[arg-type]
+        peak_flops=0.0,
+        devices=3,
+    )
+
+    async def body() -> None:
+        coordinator = Coordinator(config=config, parts=parts)
+        await coordinator.begin()
+        await train(coordinator)
+
+    asyncio.run(body())
+    return rows, learner, supply, folder
+
+
+def learnt(learner: AnsweringLearner) -> tuple[list[object], list[object]]:
+    """Every row the learner was given, and every step; into which micro-batches rows fall depends on the clock."""
+    work = [c for c in learner.commands if isinstance(c, Differentiate)]
+    rows = sorted((row.source, row.token_ids, row.loss_mask, row.engine_logprobs) for c in work for row in c.rows)
+    steps = [(c.update, c.normaliser, c.skip) for c in learner.commands if isinstance(c, TakeStep)]
+    return rows, steps
+
+
+def test_an_evaluated_run_learns_what_an_unevaluated_one_learns(tmp_path: Path) -> None:
+    for schedule in ("sync", "thundersync", "one_step_off"):
+        path = tmp_path / schedule
+        path.mkdir()
+        rows, learner, supply, _ = trained(path, schedule, evaluate_every=1, evaluate_at_start=True)
+        plain_rows, plain, unasked, _ = trained(path, schedule)
+        assert learnt(learner) == learnt(plain) and len(learnt(plain)[0]) == 4 * 12
+        assert [r.contributions_applied for r in rows] == [r.contributions_applied for r in plain_rows]
+        assert supply.versions == [0, 1, 2, 3, 4] and unasked.versions == []
+        assert all(row.success_heldout is None for row in plain_rows)
+
+
+def test_every_evaluation_is_kept_with_what_its_policy_had_cost(tmp_path: Path) -> None:
+    rows, _, _, folder = trained(tmp_path, "thundersync", evaluate_every=3, evaluate_at_start=True)
+    kept = read_evaluations(RunFolder(folder).evaluations)
+    assert [(e.updates, e.policy_version) for e in kept] == [(0, 0), (3, 3), (4, 4)]
+    hours = [sum(row.step_wall_s for row in rows[: e.updates]) * 3 / 3600 for e in kept]
+    assert [round(e.device_hours - h, 9) for e, h in zip(kept, hours)] == [0, 0, 0]
+    assert [e.score.right for e in kept] == [2, 4, 6] and all(e.score.sent == 8 for e in kept)
+    assert [e.score.completed for e in kept] == [7, 7, 7]  # the lost one counts over all, and not over completed
+    assert [row.success_heldout for row in rows] == [None, None, 4 / 7, 6 / 7]
