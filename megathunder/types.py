@@ -216,6 +216,7 @@ class TrainRow(Wire):
     unit: float = 1.0  # the part of `scale` that is not the advantage
     row: int = 0
     prompt_tokens: int = 0
+    group_size: int = 0  # trajectories of its group; 0: as the run's settings say
     context_tokens: int = 0
     cuts: tuple[int, ...] = ()
 

@@ -17,6 +17,7 @@ _POSITIVE = """
     rollout.observation_characters rollout.max_concurrent rollout.deadline_s rollout.request_timeout_s
     rollout.startup_timeout_s rollout.max_total_tokens rollout.max_running_requests
     loss.constant
+    sagc.dual_step sagc.prior_straggled sagc.prior_steady sagc.prompt_strength
     streaming.pack_tokens streaming.pack_rows streaming.max_open_groups streaming.reward_values
     streaming.max_own_accumulators streaming.stall_timeout_s
     learner.tensor_parallel learner.pipeline_parallel learner.expert_parallel learner.context_parallel

@@ -17,6 +17,7 @@ from megathunder.config.root import Config
 LAWS_OF_SETTINGS = (
     numbers_are_in_range,
     meaning.groups_carry_a_signal,
+    meaning.group_sizes_make_a_ladder,
     meaning.ratios_have_one_correction,
     meaning.release_fits_the_objective,
     meaning.penalties_have_what_they_need,

@@ -12,11 +12,42 @@ from megathunder.errors import ConfigError
 
 
 def groups_carry_a_signal(config: Config) -> None:
-    if config.objective == "grpo" and config.run.group_size < 2:
+    if config.objective == "grpo" and config.run.group_control == "fixed" and config.run.group_size < 2:
         raise ConfigError(
             f"run.group_size = {config.run.group_size} with grpo.advantage = {config.grpo.advantage!r}",
             expected="at least 2: an attempt is compared with the others of its group, alone its advantage is 0 or 0/0",
             remedy="set run.group_size to 4 or more, or --objective opd, which compares nothing",
+        )
+
+
+def group_sizes_make_a_ladder(config: Config) -> None:
+    sagc, first = config.sagc, config.run.group_size
+    if config.run.group_control != "sagc":
+        return
+    if config.objective != "grpo":
+        raise ConfigError(
+            f"run.group_control = 'sagc' with objective = {config.objective!r}",
+            expected="'grpo': attempts of a distillation are independent, nobody waits for a group",
+            remedy="set run.group_control = 'fixed'",
+        )
+    if list(sagc.sizes) != sorted(set(sagc.sizes)) or not sagc.sizes or sagc.sizes[0] < 2:
+        raise ConfigError(
+            f"sagc.sizes = {list(sagc.sizes)}",
+            expected="different sizes, ascending, each at least 2",
+            remedy="set sagc.sizes = [4, 8, 16]",
+        )
+    if first not in sagc.sizes:
+        near = min(sagc.sizes, key=lambda size: abs(size - first))
+        raise ConfigError(
+            f"run.group_size = {first}, sagc.sizes = {list(sagc.sizes)}",
+            expected="a first size that is on the ladder",
+            remedy=f"set run.group_size = {near}, or add {first} to sagc.sizes",
+        )
+    if not 0 < sagc.target_rate < 1 or sagc.threshold < 1 or not 0 < sagc.forgetting <= 1:
+        raise ConfigError(
+            f"sagc.target_rate = {sagc.target_rate}, threshold = {sagc.threshold}, forgetting = {sagc.forgetting}",
+            expected="a rate between 0 and 1, a threshold of 1 or more, forgetting above 0 and at most 1",
+            remedy="set sagc.target_rate = 0.3, threshold = 1.5, forgetting = 0.95",
         )
 
 
@@ -132,7 +163,7 @@ def tasks_are_of_known_kinds(config: Config) -> None:
 
 
 def the_batch_fits_the_tasks(config: Config) -> None:
-    need, size = config.run.groups_per_update, config.tasks.size
+    need, size = config.prompts_at_most, config.tasks.size
     if need > size and not config.tasks.wrap:
         raise ConfigError(
             f"run.groups_per_update = {need} prompts an update, tasks.size = {size} tasks, tasks.wrap = false",

@@ -13,6 +13,7 @@ from megathunder.config.publish import PublishConfig
 from megathunder.config.replay import ReplayConfig
 from megathunder.config.rollout import RolloutConfig
 from megathunder.config.run import RunConfig
+from megathunder.config.sagc import SagcConfig
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.config.streaming import StreamingConfig
 from megathunder.config.tasks import TasksConfig
@@ -31,6 +32,7 @@ class Config:
     """When the learner works: `sync` after the batch, `periodic_async` after each group, `thundersync` after each
     trajectory or turn, `one_step_off` on trajectories one update old."""
     run: RunConfig = field(default_factory=RunConfig)
+    sagc: SagcConfig = field(default_factory=SagcConfig)
     tasks: TasksConfig = field(default_factory=TasksConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
@@ -43,3 +45,25 @@ class Config:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
+
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """Sizes that a group of this run may have, ascending."""
+        return self.sagc.sizes if self.run.group_control == "sagc" else (self.run.group_size,)
+
+    @property
+    def trajectory_target(self) -> int:
+        """Trajectories that an update should have about, whatever the size of its groups; 0: prompts do not follow."""
+        return self.sagc.trajectories_per_update if self.run.group_control == "sagc" else 0
+
+    @property
+    def prompts_at_most(self) -> int:
+        """Most prompts that an update may begin with."""
+        target, smallest = self.trajectory_target, self.group_sizes[0]
+        return max(1, (2 * target + smallest) // (2 * smallest)) if target else self.run.groups_per_update
+
+    @property
+    def trajectories_at_most(self) -> int:
+        """Most trajectories that an update may begin with."""
+        largest = self.group_sizes[-1]
+        return self.trajectory_target + largest if self.trajectory_target else self.run.groups_per_update * largest

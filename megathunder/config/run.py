@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,9 @@ class RunConfig:
     """B: prompts of one update."""
     group_size: int = 8
     """G: trajectories of one prompt (OPD: attempts)."""
+    group_control: Literal["fixed", "sagc"] = "fixed"
+    """`fixed`: every group has `group_size` trajectories; `sagc`: the first update's do, later ones follow the
+    stragglers ([sagc])."""
     seed: int = 0
     """Seed of sampling, initialisation and shuffling."""
     evaluate_every: int = 10

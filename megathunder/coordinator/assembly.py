@@ -28,6 +28,7 @@ from megathunder.rollout.control import ServerControl
 from megathunder.rollout.supervisor import ServerPool
 from megathunder.coordinator.persistence import Persistence
 from megathunder.coordinator.replay import ReplayedSupply, read_recorded
+from megathunder.coordinator.sizing import GroupSizes
 from megathunder.coordinator.supply import NoServers, SampledSupply, Servers, Supply
 from megathunder.sandbox import SandboxPool, grade
 from megathunder.tasks import ChatFormat, build_source
@@ -50,6 +51,7 @@ class Parts:
     agenda: Agenda
     monitor: Monitor
     supply: Supply
+    sizes: GroupSizes
     persistence: Persistence
     servers: Servers
     learner: LearnerClient
@@ -88,13 +90,15 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
             )
         )
         await learner.connect(LEARNER_START_S)
-        supply = SampledSupply(config, source, collector)
+        sizes = GroupSizes(config)
+        supply = SampledSupply(config, source, collector, sizes)
         yield Parts(
             config=config,
             agenda=Agenda(config),
             monitor=monitor,
             supply=supply,
-            persistence=Persistence(config=config, folder=folder, learner=learner, supply=supply),
+            sizes=sizes,
+            persistence=Persistence(config=config, folder=folder, learner=learner, supply=supply, controls=(sizes,)),
             servers=servers,
             learner=learner,
             shape=read_model_shape(config.learner.model),
@@ -116,6 +120,7 @@ async def assemble_replay(config: Config, learner: LearnerClient) -> AsyncIterat
             agenda=Agenda(config),
             monitor=monitor,
             supply=ReplayedSupply(config, recorded),
+            sizes=GroupSizes(config, chooses=False),
             persistence=Persistence(config=config, folder=folder, learner=learner),
             servers=NoServers(),
             learner=learner,

@@ -247,6 +247,7 @@ class Coordinator:
             since_start_s=self.elapsed_s,
             hours_before=self._device_hours,
             devices=self.parts.devices,
+            sizing=self.parts.sizes.observe(rollouts) if self.config.objective == "grpo" else None,
         )
         self._device_hours = row.device_hours
         self.parts.monitor.row(row)

@@ -16,7 +16,7 @@ from megathunder.config import Config
 from megathunder.config.model_shape import ModelShape
 from megathunder.metrics.aggregate import Clock, Outcome, UpdateTally
 from megathunder.metrics.console import Progress
-from megathunder.metrics.row import MetricsRow
+from megathunder.metrics.row import MetricsRow, Sizing
 from megathunder.coordinator.rollouts import Rollouts
 from megathunder.schedule.scheduler import UpdateScheduler
 from megathunder.types import Command, Differentiate, Done, Event, Fold, Publish, TakeStep
@@ -108,6 +108,7 @@ class UpdateRecord:
         since_start_s: float,
         hours_before: float,
         devices: int,
+        sizing: Sizing | None = None,
     ) -> MetricsRow:
         """The row of the finished update; also records its phases in the trace."""
         rollouts, report = self._rollouts, scheduler.report
@@ -134,6 +135,7 @@ class UpdateRecord:
             trajectories_lost=report.trajectories_lost,
             hours_before=hours_before,
             devices=devices,
+            sizing=sizing,
         )
         return self._tally.row(clock, outcome)
 

@@ -28,6 +28,7 @@ from megathunder.coordinator.rollouts import Rollouts
 from megathunder.errors import UserError
 from megathunder.metrics.folder import RunFolder
 from megathunder.metrics.trajectories import TrajectoryRecord, read_trajectories
+from megathunder.schedule.sizing.sagc import prompts_for
 from megathunder.tasks.task import ExactAnswer, Task
 from megathunder.types import (
     Event,
@@ -156,8 +157,15 @@ class ReplayedSupply:
         self._recorded = recorded
 
     def groups(self, batch: int) -> list[list[Task]]:
-        first = self._of(batch)[: self._config.run.groups_per_update]
+        first = self._of(batch)[: self._begins_with(batch)]
         return [[_placeholder(record) for record in group] for group in first]
+
+    def _begins_with(self, batch: int) -> int:
+        """Groups that were not drawn to replace others."""
+        target, recorded = self._config.trajectory_target, self._of(batch)
+        if not target:
+            return self._config.run.groups_per_update
+        return prompts_for(target, len(recorded[0])) if self._config.grpo.dynamic_sampling else len(recorded)
 
     def another(self, batch: int, index: int) -> list[Task] | None:
         recorded = self._of(batch)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from megathunder.config import Config
 from megathunder.coordinator.rollouts import Rollouts
+from megathunder.coordinator.sizing import GroupSizes
 from megathunder.errors import ConfigError
 from megathunder.rollout.collector import Collector
 from megathunder.tasks import SourceState, Task, TaskSource
@@ -73,8 +74,11 @@ class NoServers:
 class SampledSupply:
     """Tasks of a source, sampled by a collector. A comparison takes a batch several times, a plain run never."""
 
-    def __init__(self, config: Config, source: TaskSource, collector: Collector) -> None:
+    def __init__(
+        self, config: Config, source: TaskSource, collector: Collector, sizes: GroupSizes | None = None
+    ) -> None:
         self._config, self._source, self._collector = config, source, collector
+        self._sizes = sizes or GroupSizes(config)
         self._batches: dict[int, Groups] = {}
         self._replacements: dict[tuple[int, int], list[Task]] = {}  # of a comparison, by batch and group
         self._begins: dict[int, SourceState] = {}  # of the batches taken last
@@ -89,15 +93,14 @@ class SampledSupply:
         if batch not in self._batches:
             self._begins = {b: state for b, state in self._begins.items() if b >= batch - REMEMBERED}
             self._begins[batch] = self._source.state()
-            tasks = self._source.take(self._config.run.groups_per_update)
-            self._batches[batch] = [self._group(task) for task in tasks]
+            self._batches[batch] = self._sizes.draw(batch, self._source.take)
         return self._batches[batch] if self._config.run.alternate else self._batches.pop(batch)
 
     def another(self, batch: int, index: int) -> list[Task] | None:
         if known := self._replacements.get((batch, index)):
             return known
         try:
-            group = self._group(self._source.take(1)[0])
+            group = self._sizes.group(batch, self._source.take(1)[0])
         except ConfigError:  # a source that does not wrap is used up: the update goes on without
             return None
         if self._config.run.alternate:
@@ -124,6 +127,3 @@ class SampledSupply:
             first_group=first_group,
             score=score,
         )
-
-    def _group(self, task: Task) -> list[Task]:
-        return [task] * self._config.run.group_size

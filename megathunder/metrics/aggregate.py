@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from megathunder.config.model_shape import ModelShape
 from megathunder.metrics.flops import Flops, row_flops, utilisation
-from megathunder.metrics.row import MetricsRow
+from megathunder.metrics.row import MetricsRow, Sizing
 from megathunder.types import (
     Command,
     Differentiate,
@@ -141,6 +141,7 @@ class Outcome:
     """Device-hours of the updates before this one."""
     devices: int = 1
     """GPUs, or machines, that the run holds."""
+    sizing: Sizing | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -268,6 +269,7 @@ class UpdateTally:
             learner_blocked_s=None if outcome.blocked_s is None else outcome.blocked_s / self.cells,
             open_groups_peak=outcome.open_groups_peak,
             trajectories_lost=outcome.trajectories_lost,
+            sizing=outcome.sizing,
         )
 
 

@@ -136,7 +136,7 @@ def accumulators_held(config: Config) -> tuple[int, int]:
     if config.objective == "opd" or config.schedule in ("sync", "one_step_off", "periodic_async"):
         return 0, 0
     streaming = config.streaming
-    groups = min(streaming.max_open_groups, config.run.groups_per_update)
+    groups = min(streaming.max_open_groups, config.prompts_at_most)
     return streaming.reward_values * groups, streaming.max_own_accumulators if streaming.content_ready else 0
 
 

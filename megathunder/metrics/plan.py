@@ -117,15 +117,13 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
     """The same as pairs of a name and a sentence."""
     config, shape, memory = plan.config, plan.shape, plan.memory
     run, rollout, learner = config.run, config.rollout, config.learner
-    attempts = run.groups_per_update * run.group_size
-    per_update = attempts * rollout.max_tokens
+    per_update = config.trajectories_at_most * rollout.max_tokens
     active = f", {count(shape.active_parameters)} active a token" if shape.experts else ""
     adapters = f", adapters of rank {learner.lora_rank} alone are trained" if learner.lora_rank else ""
-    updates = f"{run.updates} of {run.groups_per_update} groups x {run.group_size} = {attempts} trajectories"
     server = _sum({"weights": memory.server_weights, "keys and values": memory.server_cache})
     return [
         ("objective, schedule", f"{config.objective}, {config.schedule}, release {config.streaming.release}"),
-        ("updates", updates),
+        ("updates", _updates(config)),
         ("tokens", f"at most {count(per_update)} an update, {count(run.updates * per_update)} in all"),
         ("policy", f"{_exact(shape.parameters)} parameters{active}, {learner.dtype}, {learner.model}{adapters}"),
         ("processes", _processes(plan)),
@@ -157,6 +155,16 @@ def in_bytes(number: float) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- private
+
+
+def _updates(config: Config) -> str:
+    run, target = config.run, config.trajectory_target
+    sizes = " or ".join(str(size) for size in config.group_sizes)
+    text = f"{run.updates} of {run.groups_per_update} groups x {sizes}"
+    if run.group_control == "fixed":
+        return f"{text} = {config.trajectories_at_most} trajectories"
+    text = f"{text} (sagc)"
+    return f"{run.updates} of about {target} trajectories in groups of {sizes} (sagc)" if target else text
 
 
 def _processes(plan: Plan) -> str:

@@ -26,6 +26,21 @@ def _is(description: str) -> Meta:
     return Meta(description=description)
 
 
+class Sizing(msgspec.Struct, frozen=True, kw_only=True):
+    """Group sizes of an update and their stragglers; from `chosen` on, of straggler-aware group control alone.
+
+    `measured` groups had two lengths or more, `straggled` of them a straggler. `chosen` is the update's size, `price`
+    the multiplier before it was learnt from; `multiplier` and `posterior` (size -> alpha, beta) are those after."""
+
+    groups_by_size: dict[int, int]
+    measured: int
+    straggled: int
+    chosen: int | None = None
+    price: float | None = None
+    multiplier: float | None = None
+    posterior: dict[int, tuple[float, float]] | None = None
+
+
 class MetricsRow(msgspec.Struct, frozen=True, kw_only=True):
     """What one update did."""
 
@@ -108,6 +123,13 @@ class MetricsRow(msgspec.Struct, frozen=True, kw_only=True):
     device_hours: Annotated[
         float | None,
         _is("Step walls up to here x GPUs the run holds (machines, without GPUs), hours; no set-up, no evaluation."),
+    ] = None
+
+    sizing: Annotated[
+        Sizing | None,
+        _is(
+            "Groups by size, how many straggled (longest > sagc.threshold x median), and what the controller believes."
+        ),
     ] = None
 
 

@@ -19,7 +19,7 @@ import msgspec
 from megathunder.config import Config
 from megathunder.config.toml import to_toml
 from megathunder.metrics.folder import RunFolder, write_atomically
-from megathunder.metrics.row import MetricsRow, encode_row
+from megathunder.metrics.row import MetricsRow, Sizing, encode_row
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +77,7 @@ class WandbSink:
         flat = {name: getattr(row, name) for name in row.__struct_fields__}
         nested = {"dropped_by_reason": row.dropped_by_reason, "tokens_by_lag": row.tokens_by_lag}
         nested |= {f"memory_peaks/{phase}": found for phase, found in (flat.pop("memory_peaks") or {}).items()}
+        nested |= _sizing(flat.pop("sizing"))
         for name, table in nested.items():
             flat.pop(name, None)
             flat.update({f"{name}/{key}": value for key, value in table.items()})
@@ -84,6 +85,16 @@ class WandbSink:
 
     def close(self) -> None:
         self._run.finish()
+
+
+def _sizing(found: Sizing | None) -> dict[str, dict[object, float | None]]:
+    """Tables of the numbers in a row's `sizing`; a size's risk is the mean of its posterior."""
+    if found is None:
+        return {}
+    names = ("measured", "straggled", "chosen", "price", "multiplier")
+    risks = {size: alpha / (alpha + beta) for size, (alpha, beta) in (found.posterior or {}).items()}
+    numbers: dict[object, float | None] = {name: getattr(found, name) for name in names}
+    return {"sizing": numbers, "sizing/groups": dict(found.groups_by_size), "sizing/risk": dict(risks)}
 
 
 def open_sinks(config: Config, folder: RunFolder) -> list[Sink]:

@@ -23,7 +23,7 @@ def build_objective(config: Config) -> Grpo | Opd:
 
 
 def _grpo(config: Config) -> Grpo:
-    check_normalisation(config.grpo.advantage, config.run.group_size)
+    check_normalisation(config.grpo.advantage, config.group_sizes[0])
     if config.streaming.release == "turn":
         raise ConfigError(
             "streaming.release = 'turn' with objective = 'grpo'",
@@ -41,7 +41,7 @@ def _grpo(config: Config) -> Grpo:
         config=config.grpo,
         loss=config.loss,
         # Under exact sums every schedule must take the same roundings, so each distinct reward keeps a class.
-        reward_values=config.run.group_size if exact else config.streaming.reward_values,
+        reward_values=config.group_sizes[-1] if exact else config.streaming.reward_values,
         token_limit=config.rollout.max_tokens,
         waits_for=Need.TOKENS if config.streaming.content_ready else Need.TOKENS | Need.REWARD,
     )

@@ -112,6 +112,7 @@ class TokenChain:
         mask_from_turn: int,
         scale: float,
         unit: float = 1.0,
+        group_size: int = 0,
     ) -> TrainRow:
         """Tokens up to turn `end_turn` (exclusive), of which the turns before `context_turns` are already forwarded and
         those before `mask_from_turn` are not trained by this row. `cuts` are the starts of every later turn. Teacher
@@ -128,6 +129,7 @@ class TokenChain:
             unit=unit,
             row=row,
             prompt_tokens=self.prompt_tokens,
+            group_size=group_size,
             context_tokens=self.ends[context_turns - 1] if context_turns else 0,
             cuts=tuple(self.ends[: max(end_turn - 1, 0)]),
         )

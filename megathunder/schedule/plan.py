@@ -103,4 +103,5 @@ class Planner:
             mask_from_turn=step.mask_from,
             scale=scale,
             unit=unit,
+            group_size=len(attempt.group.attempts),
         )

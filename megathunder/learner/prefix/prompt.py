@@ -36,10 +36,11 @@ class _Prompt:
     inject: dict[int, KeyValue]
     owed: dict[AccumulatorKey, Layers] = field(default_factory=dict)
     trajectories: set[int] = field(default_factory=set)
+    group_size: int = 0
 
 
 class SharedPrompts:
-    """Prompts of the groups of this cell; `group_size` trajectories complete one."""
+    """Prompts of the groups of this cell; as many trajectories as their rows say complete one, else `group_size`."""
 
     def __init__(self, runner: Runner, group_size: int) -> None:
         self._runner, self._group_size = runner, group_size
@@ -79,6 +80,7 @@ class SharedPrompts:
             for (group, _), prompt in self._prompts.items():
                 if group == row.source.group:
                     prompt.trajectories.add(row.source.trajectory)
+                    prompt.group_size = row.group_size or self._group_size
         if command.target == BATCH:
             self.settle(tally)
 
@@ -98,7 +100,7 @@ class SharedPrompts:
         Runs inside `store.collect(BATCH)`.
         """
         for name, prompt in list(self._prompts.items()):
-            complete = everything or len(prompt.trajectories) >= self._group_size
+            complete = everything or len(prompt.trajectories) >= prompt.group_size
             if not complete or set(prompt.owed) - {BATCH}:
                 continue
             del self._prompts[name]

@@ -15,6 +15,7 @@ from megathunder.coordinator.assembly import Parts
 from megathunder.coordinator.coordinator import Coordinator
 from megathunder.coordinator.persistence import Persistence
 from megathunder.coordinator.replay import ReplayedSupply, read_recorded
+from megathunder.coordinator.sizing import GroupSizes
 from megathunder.coordinator.supply import NoServers
 from megathunder.loop import train
 from megathunder.metrics.folder import RunFolder
@@ -61,6 +62,7 @@ def run(recording: Path, settings: Config) -> tuple[list[MetricsRow], AnsweringL
         agenda=Agenda(config),
         monitor=monitor,  # type: ignore[arg-type]
         supply=ReplayedSupply(config, read_recorded(recording)),
+        sizes=GroupSizes(config, chooses=False),
         persistence=Persistence(config=config, folder=RunFolder(recording), learner=learner),  # type: ignore
         servers=NoServers(),
         learner=learner,  # type: ignore[arg-type]
@@ -128,3 +130,10 @@ def test_what_was_sampled_ahead_for_another_schedule_is_thrown_away(tmp_path: Pa
         (u, "turn_forward" if u in (2, 3) else "trajectory") for u in range(6)
     }
     assert sum(isinstance(c, TakeStep) for c in learner.commands) == 6 * learner.cells
+
+
+def test_a_replay_counts_the_stragglers_of_recorded_groups_and_chooses_no_sizes(tmp_path: Path) -> None:
+    sagc = {"group_control": "sagc"}
+    (row,), _ = run(recorded(tmp_path, groups=3), settings(run=sagc))
+    assert row.sizing is not None and row.sizing.groups_by_size == {4: 3} and row.sizing.measured == 3
+    assert row.sizing.chosen is None and row.sizing.multiplier is None

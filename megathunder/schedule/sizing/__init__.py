@@ -1,0 +1,1 @@
+"""How many trajectories a group gets: fixed, or by straggler-aware group control (`sagc.py`)."""
