@@ -44,7 +44,7 @@ from megathunder.evaluation.session import missing, open_session, plan_of
 from megathunder.metrics.costs import Panel, Series, draw_costs
 from megathunder.metrics.folder import RunFolder, open_folder
 from megathunder.metrics.row import read_rows
-from megathunder.tasks import Task, build_source
+from megathunder.tasks import Task, heldout_tasks
 
 GENERATED = ("shell", "math")
 LAWS = (numbers_are_in_range, the_sandbox_is_installed, the_tasks_are_there, ports_are_free)
@@ -121,7 +121,7 @@ def with_tasks(config: Config, named: str) -> Config:
 
 def heldout(config: Config, named: str) -> list[Task]:
     """The tasks to evaluate on."""
-    tasks = build_source(config.tasks).heldout(config.tasks.heldout)
+    tasks = heldout_tasks(config.tasks, config.tasks.heldout)
     if not tasks:
         raise ConfigError(
             f"{named} has no held-out tasks",

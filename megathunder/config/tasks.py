@@ -9,7 +9,7 @@ from megathunder.errors import ConfigError
 
 KINDS = {
     "shell": ("read", "count", "sum", "chase", "find", "job", "fix"),
-    "math": ("plus", "minus", "times"),
+    "math": tuple(f"{sign}{size}" for sign in ("plus", "minus", "times") for size in ("", "_30", "_99")),
 }
 """Kinds of the task families that are generated; tasks that are read from files have none."""
 

@@ -62,7 +62,7 @@ class Episode:
         self._workspace, self._on_turn = workspace, on_turn
         self._clock = EpisodeClock(settings.rollout.deadline_s)
         self._segments: list[Segment] = []
-        self._pending = [Segment(role=Role.PROMPT, token_ids=tuple(chat.prompt_ids(task.prompt)))]
+        self._pending = [Segment(role=Role.PROMPT, token_ids=tuple(chat.prompt_ids(task.prompt, *task.examples)))]
         self._turns = 0
         self._tool_s = 0.0
         self.answer: str | None = None

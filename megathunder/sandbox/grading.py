@@ -36,8 +36,8 @@ async def grade(task: Task, sandbox: Sandbox, answer: str | None, pool: SandboxP
     match task.grading:
         case ExactAnswer(answer=right):
             return float(answer.strip() == right.strip())
-        case BoxedAnswer(answer=right):
-            return boxed_reward(answer, right)
+        case BoxedAnswer(answer=right, or_last_number=number):
+            return boxed_reward(answer, right, or_last_number=number)
         case RepositoryTests() as check:
             return await repository_reward(check, sandbox, pool, budget_s)
         case TerminalTests() as check:

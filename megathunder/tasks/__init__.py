@@ -5,10 +5,11 @@ source, unknown kinds, and tokenizers without a chat template.
 """
 
 from megathunder.tasks.chat import Action, ChatFormat, RunCommand, SubmitAnswer, observation_text, parse_action
-from megathunder.tasks.source import SourceState, TaskSource, build_source
+from megathunder.tasks.source import SourceState, TaskSource, build_source, heldout_tasks
 from megathunder.tasks.task import (
     BoxedAnswer,
     ExactAnswer,
+    Example,
     Grading,
     ProgramCheck,
     RepositoryTests,
@@ -22,6 +23,7 @@ __all__ = [
     "BoxedAnswer",
     "ChatFormat",
     "ExactAnswer",
+    "Example",
     "Grading",
     "ProgramCheck",
     "RepositoryTests",
@@ -33,6 +35,7 @@ __all__ = [
     "TaskSource",
     "TerminalTests",
     "build_source",
+    "heldout_tasks",
     "observation_text",
     "parse_action",
 ]

@@ -1,8 +1,11 @@
-"""Single-turn arithmetic with a boxed answer: a verifiable reward for models that speak a natural language.
+"""Single-turn arithmetic with a verifiable answer, for models that speak a natural language.
 
-    "Compute. 3 + 2 gives \\boxed{5}. ... What gives 17 + 26? Reply with the box only."        \\boxed{43}
+    user       What is 3 + 2?          two questions of the kind, answered as an assistant would,
+    assistant  3 + 2 = 5               in the model's own chat format
+    ...
+    user       What is 17 + 6?         the answer is the last box of the reply, or its last number
 
-Operands are drawn so that a small instruction-tuned model is right sometimes. Called by tasks.source.
+Kinds differ in the size of their operands: see `RANGES`. Called by tasks.source.
 """
 
 from __future__ import annotations
@@ -11,21 +14,41 @@ import random
 from collections.abc import Sequence
 
 from megathunder.config import tasks
-from megathunder.tasks.task import BoxedAnswer, Task
+from megathunder.tasks.task import BoxedAnswer, Example, Task
 
 KINDS = tasks.KINDS["math"]
-PROMPT = (
-    "Compute. 3 {sign} 2 gives \\boxed{{{first}}}. 7 {sign} 4 gives \\boxed{{{second}}}. "
-    "What gives {left} {sign} {right}? Reply with the box only."
-)
-EXAMPLES = {"plus": (5, 11), "minus": (1, 3), "times": (6, 28)}
+SIGNS = {"plus": "+", "minus": "-", "times": "*"}
+RANGES = {"": (1, 9), "_30": (10, 30), "_99": (31, 99)}  # by the ending of the kind; no question has two kinds
+QUESTION = "What is {left} {sign} {right}?"
+ANSWER = "{left} {sign} {right} = {result}"
+SHOWN = ((3, 2), (7, 4))
 
 
 def arithmetic_task(rng: random.Random, task_id: str, kinds: Sequence[str]) -> Task:
-    """One question of a kind drawn uniformly from `kinds`."""
+    """One question of a kind drawn uniformly from `kinds`; differences are not negative."""
     kind = rng.choice(list(kinds))
-    left, right = rng.randint(2, 30), rng.randint(2, 30)
-    sign, result = {"plus": ("+", left + right), "minus": ("-", left - right), "times": ("*", left * right)}[kind]
-    first, second = EXAMPLES[kind]
-    prompt = PROMPT.format(left=left, sign=sign, right=right, first=first, second=second)
-    return Task(id=task_id, kind=kind, prompt=prompt, files=(), grading=BoxedAnswer(answer=str(result)), max_turns=1)
+    name, _, size = kind.partition("_")
+    sign, (low, high) = SIGNS[name], RANGES[f"_{size}" if size else ""]
+    left, right = rng.randint(low, high), rng.randint(low, high)
+    if name == "minus":
+        left, right = max(left, right), min(left, right)
+    return Task(
+        id=task_id,
+        kind=kind,
+        prompt=QUESTION.format(left=left, sign=sign, right=right),
+        examples=tuple(shown(sign, *pair) for pair in SHOWN),
+        files=(),
+        grading=BoxedAnswer(answer=str(compute(sign, left, right)), or_last_number=True),
+        max_turns=1,
+    )
+
+
+def shown(sign: str, left: int, right: int) -> Example:
+    """A question with its answer."""
+    result = compute(sign, left, right)
+    question, answer = (text.format(left=left, sign=sign, right=right, result=result) for text in (QUESTION, ANSWER))
+    return Example(question=question, answer=answer)
+
+
+def compute(sign: str, left: int, right: int) -> int:
+    return {"+": left + right, "-": left - right, "*": left * right}[sign]

@@ -1,12 +1,15 @@
 """Answers of mathematics: the last \\boxed{...} of a text against the right one, compared as expressions (math-verify).
 
-    1/2 = 0.5 = \\frac{1}{2}       "the answer is 3" earns nothing without a box
+    1/2 = 0.5 = \\frac{1}{2}       "the answer is 3" earns nothing without a box, unless the last number may stand for it
 
 Called by sandbox.grading. Anything that cannot be parsed, or takes too long, is wrong.
 """
 
 from __future__ import annotations
 
+import re
+
+NUMBER = re.compile(r"(?<![\d.])-?\d+(?:\.\d+)?")
 BOX = "\\boxed{"
 MAX_CHARACTERS = 200
 
@@ -24,9 +27,15 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
-def boxed_reward(text: str, right: str) -> float:
-    """1.0 or 0.0."""
-    given = last_boxed(text)
+def last_number(text: str) -> str | None:
+    """The last whole or decimal number of a text."""
+    found = NUMBER.findall(text)
+    return found[-1] if found else None
+
+
+def boxed_reward(text: str, right: str, *, or_last_number: bool = False) -> float:
+    """1.0 or 0.0. With `or_last_number` a text without a box answers with its last number."""
+    given = last_boxed(text) or (last_number(text) if or_last_number else None)
     if not given or len(given) > MAX_CHARACTERS:
         return 0.0
     if given == right.strip():

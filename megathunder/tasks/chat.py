@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from megathunder.errors import ConfigError
+from megathunder.tasks.task import Example
 
 SUBMIT = "submit"
 EMPTY_OUTPUT = "-"
@@ -77,9 +78,11 @@ class ChatFormat:
         self._specials = sorted((s for s in specials if len(s) > 1), key=len, reverse=True)
         self._before, self._after = self._observation_wrapper()
 
-    def prompt_ids(self, prompt: str) -> list[int]:
-        """The tokens of a user message and the opening of the first assistant turn."""
-        messages = [{"role": "user", "content": self._harmless(prompt)}]
+    def prompt_ids(self, prompt: str, *examples: Example) -> list[int]:
+        """The tokens of a user message, after those of earlier questions and answers, and the opening of the first
+        assistant turn."""
+        turns = [turn for e in examples for turn in (("user", e.question), ("assistant", e.answer))]
+        messages = [{"role": role, "content": self._harmless(text)} for role, text in (*turns, ("user", prompt))]
         return self._encode(self._render(messages, add_generation_prompt=True))
 
     def observation_ids(self, output: str) -> list[int]:

@@ -154,3 +154,12 @@ def build_source(config: TasksConfig) -> TaskSource:
         return shell_task(rng, name, kinds, config.latency_scale, config.max_turns)
 
     return GeneratedSource(config, candidate)
+
+
+def heldout_tasks(config: TasksConfig, n: int) -> list[Task]:
+    """The first n held-out tasks of a source that need not have any to train on (a benchmark)."""
+    if config.source == "swe":
+        return read_repository_tasks(config)[1][:n]
+    if config.source == "terminal":
+        return read_terminal_tasks(config)[1][:n]
+    return build_source(config).heldout(n)

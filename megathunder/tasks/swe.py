@@ -7,7 +7,8 @@
     SWE-bench   `patch` mends it:        agent = base commit,     tests = base commit + test_patch
 
 The agent gets files in one commit without any other history; the mending patch is in no file of the task. Without a
-given split, whole repositories are held out (about one in twenty, at least one where there are several).
+given split, whole repositories are held out (about one in twenty, at least one where there are several), and always
+those of benchmarks.
 Called by tasks.source and tools/prepare_data.py. Refuses instances without a repository, and patches that do not fit.
 """
 
@@ -26,6 +27,7 @@ import msgspec
 
 from megathunder.config.tasks import TasksConfig
 from megathunder.errors import ConfigError
+from megathunder.tasks.benchmarks import is_benchmark
 from megathunder.tasks.patch import apply_patch
 from megathunder.tasks.protected import decides_tests, is_protected, is_test_file
 from megathunder.tasks.task import RepositoryTests, Task, TaskFile
@@ -85,8 +87,9 @@ def read_repository_tasks(config: TasksConfig) -> tuple[list[Task], list[Task]]:
     path = Path(config.path)
     folder = path if path.is_dir() else path.parent
     train_files, dev_files = instance_files(path, "train"), instance_files(path, "dev")
-    if train_files and dev_files:
+    if train_files or dev_files:
         train, dev = ([i for f in files for i in read_instances(f)] for files in (train_files, dev_files))
+        train = [i for i in train if not is_benchmark(i.repository)]
     else:
         train, dev = by_repository([i for f in instance_files(path) for i in read_instances(f)])
     parts = [[to_task(i, folder, config.max_turns) for i in part] for part in (train[: config.size], dev)]
@@ -143,10 +146,12 @@ def raw_rows(path: Path) -> list[object]:
 
 
 def by_repository(instances: Sequence[Instance]) -> tuple[list[Instance], list[Instance]]:
-    """(train, held-out): whole repositories, chosen by a digest of their names."""
-    names = sorted({i.repository for i in instances}, key=lambda n: blake2b(n.encode(), digest_size=8).digest())
-    count = max(1, round(HELDOUT_SHARE * len(names))) if len(names) > 1 else 0
-    heldout = set(names[:count])
+    """(train, held-out): whole repositories, chosen by a digest of their names; those of benchmarks are held out."""
+    names = {i.repository for i in instances}
+    benchmarks = {name for name in names if is_benchmark(name)}
+    others = sorted(names - benchmarks, key=lambda n: blake2b(n.encode(), digest_size=8).digest())
+    count = max(1, round(HELDOUT_SHARE * len(others))) if len(others) > 1 else 0
+    heldout = benchmarks | set(others[:count])
     return [i for i in instances if i.repository not in heldout], [i for i in instances if i.repository in heldout]
 
 

@@ -61,12 +61,21 @@ class TerminalTests(Wire):
 
 
 class BoxedAnswer(Wire):
-    """Reward 1 if the last \\boxed{...} of the submitted text equals `answer` mathematically, else 0."""
+    """Reward 1 if the last \\boxed{...} of the text equals `answer` mathematically, else 0. With `or_last_number` a text
+    without a box answers with its last number."""
 
     answer: str
+    or_last_number: bool = False
 
 
 Grading = ExactAnswer | ProgramCheck | RepositoryTests | TerminalTests | BoxedAnswer
+
+
+class Example(Wire):
+    """An earlier question with its answer, shown to the policy as turns of the conversation."""
+
+    question: str
+    answer: str
 
 
 class Task(Wire):
@@ -80,6 +89,7 @@ class Task(Wire):
     max_turns: int = 6
     setup: str = ""  # a command that runs once before the policy's first
     folder: str = ""  # where the policy's commands start; empty: the work folder
+    examples: tuple[Example, ...] = ()  # before `prompt`
 
     @property
     def judges_what_is_left(self) -> bool:

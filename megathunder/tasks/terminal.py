@@ -47,7 +47,7 @@ class Reference:
 def read_terminal_tasks(config: TasksConfig) -> tuple[list[Task], list[Task]]:
     """(train, held-out) tasks: those of train/ and dev/ where there are such folders, else by a digest of the name."""
     path = Path(config.path)
-    if (path / "train").is_dir():
+    if (path / "train").is_dir() or (path / "dev").is_dir():
         train, dev = (task_folders(path / p) if any((path / p).glob("*")) else [] for p in ("train", "dev"))
     else:
         train, dev = split_folders(task_folders(path))

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from megathunder.errors import ConfigError
-from megathunder.tasks import ChatFormat, RunCommand, SubmitAnswer, observation_text, parse_action
+from megathunder.tasks import ChatFormat, Example, RunCommand, SubmitAnswer, observation_text, parse_action
 
 STUDENT = Path(__file__).parents[3] / "examples" / "policies" / "student"
 
@@ -30,6 +30,18 @@ def test_prompt_and_observation_equal_the_whole_conversation_rendered_at_once() 
     parts = chat.prompt_ids("print the number in kiwi") + action + chat.observation_ids("42")
     assert parts == tokenizer.encode(whole, add_special_tokens=False)
     assert tokenizer.decode(parts).endswith("\n<|im_start|>tool\n 42<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_examples_are_turns_of_the_conversation() -> None:
+    tokenizer = shipped()
+    messages = [
+        {"role": "user", "content": "a?"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c?"},
+    ]
+    whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    shown = ChatFormat(tokenizer).prompt_ids("c?", Example(question="a?", answer="b"))
+    assert shown == tokenizer.encode(whole, add_special_tokens=False)
 
 
 def test_what_the_template_appends_after_the_end_token_belongs_to_the_observation() -> None:

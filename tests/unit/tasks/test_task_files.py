@@ -54,6 +54,16 @@ def test_the_last_box_counts(text, right, reward):
     assert boxed_reward(text, right) == reward
 
 
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [("17 + 6 = 23", 1.0), ("23, or 24", 0.0), (r"23 \\boxed{24}", 0.0), (r"\\boxed{23} of 99", 1.0), ("-23", 0.0)]
+    + [("it is 23.", 1.0), ("23.0", 1.0), ("23.5", 0.0), ("none", 0.0), ("17+6=23", 1.0), ("", 0.0)],
+)
+def test_the_last_number_may_stand_for_a_box(text, reward):
+    assert boxed_reward(text, "23", or_last_number=True) == reward
+    assert boxed_reward("23", "23") == 0.0
+
+
 def test_braces_nest():
     assert last_boxed(r"\boxed{a_{1}}") == "a_{1}"
 
