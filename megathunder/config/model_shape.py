@@ -86,12 +86,22 @@ class ModelShape:
         return self.active_layer_matrices + self.embedding_parameters
 
 
+MADE_BY = {
+    "/runs/smollm2": "MEGATHUNDER_SMOLLM2=1 bash tools/setup.sh",
+    "/policies/student_large": "bash tools/setup.sh",
+    "/policies/student_moe": "bash tools/setup.sh",
+}
+"""Folders of models that no clone holds."""
+
+
 def read_config_json(folder: str | Path, setting: str) -> dict[str, object]:
     """`config.json` of the model folder that `setting` names. Raises ConfigError for a missing or broken one."""
     path = Path(folder)
     file = path / "config.json"
     remedy = f"set {setting} to a Hugging Face model folder (config.json, tokenizer.json, *.safetensors)"
     if not path.is_dir():
+        made_by = next((command for name, command in MADE_BY.items() if str(path.absolute()).endswith(name)), "")
+        remedy = f"{made_by} makes it" if made_by else remedy
         raise ConfigError(f"{setting} = {str(folder)!r}: no such folder", expected="a model folder", remedy=remedy)
     if not file.is_file():
         raise ConfigError(f"{setting} = {str(folder)!r} has no config.json", expected="a model folder", remedy=remedy)

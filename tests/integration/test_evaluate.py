@@ -19,32 +19,48 @@ from transformers import AutoTokenizer
 from megathunder.config.tasks import TasksConfig
 from megathunder.evaluation import EVALUATION, pass_at_k
 from megathunder.rollout.agent import turn_seed
-from megathunder.tasks import build_source
+from megathunder.tasks import Task, build_source, heldout_tasks
+from megathunder.tasks.swe import Instance, read_instances
+from megathunder.tasks.terminal import reference
 from megathunder.types import TrajectoryId
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDENT = ROOT / "examples" / "policies" / "student"
-TASKS, ATTEMPTS = 6, 5
+ATTEMPTS = 5
 KINDS = ("read", "count", "sum", "chase", "find")
-RIGHT = (0, 1, 2, 3, 4, 5)  # of the five attempts at task t, the first RIGHT[t] are right
 
 
-def solver() -> web.Application:
-    """Knows from a request's seed which attempt at which task it is; looks around once, then answers."""
+def answers(tasks: list[Task]) -> list[tuple[list[str], list[str]]]:
+    """For each shell task the turns of a right attempt and of a wrong one."""
+    return [(["ls", f"submit {task.grading.answer}"], ["ls", "submit 0 wrong"]) for task in tasks]
+
+
+def repairs(tasks: list[Task], instances: list[Instance]) -> list[tuple[list[str], list[str]]]:
+    """The same for repositories: mend it and say so, or look around and say so."""
+    patches = {instance.instance_id: instance.patch for instance in instances}
+    mend = "cat > /tmp/bug.diff <<'END'\n{}END\npatch -R -p1 < /tmp/bug.diff || git apply -R /tmp/bug.diff"
+    return [([mend.format(patches[task.id]), "submit done"], ["ls", "submit done"]) for task in tasks]
+
+
+def solutions(tasks: list[Task], folder: Path) -> list[tuple[list[str], list[str]]]:
+    """The same for terminal tasks: the reference solution, which is never submitted, or nothing."""
+    return [([reference(folder / task.id).script, *["true"] * 9], ["ls", "submit done"]) for task in tasks]
+
+
+def solver(scripts: list[tuple[list[str], list[str]]], right: tuple[int, ...]) -> web.Application:
+    """Knows from a request's seed which turn of which attempt at which task it is; the first right[t] attempts at task
+    t are right ones."""
     tokenizer = AutoTokenizer.from_pretrained(STUDENT)
-    tasks = build_source(TasksConfig(kinds=KINDS)).heldout(TASKS)
     turns = {
-        turn_seed(0, TrajectoryId(EVALUATION, t, a), turn): (t, a, turn)
-        for t in range(TASKS)
+        turn_seed(0, TrajectoryId(EVALUATION, t, a), turn): text
+        for t, script in enumerate(scripts)
         for a in range(ATTEMPTS)
-        for turn in range(2)
+        for turn, text in enumerate(script[a >= right[t]])
     }
 
     async def generate(request: web.Request) -> web.Response:
         body = await request.json()
-        t, a, turn = turns[body["sampling_params"]["sampling_seed"]]
-        answer = tasks[t].grading.answer if a < RIGHT[t] else "0 wrong"
-        text = "ls" if turn == 0 else f"submit {answer}"
+        text = turns[body["sampling_params"]["sampling_seed"]]
         ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
         meta = {
             "finish_reason": {"type": "stop"},
@@ -88,27 +104,51 @@ def listening(app: web.Application) -> Iterator[str]:
         thread.join(20)
 
 
-def evaluate(out: Path, url: str, *more: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "tools/evaluate.py", "--checkpoint", str(STUDENT), "--tasks", "shell", "--json", str(out)]
-    line += ["--tasks.heldout", str(TASKS), "--tasks.kinds", *KINDS, "--rollout.urls", url, *more]
+def evaluate(out: Path, url: str, tasks: str, count: int, *more: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "tools/evaluate.py", "--checkpoint", str(STUDENT), "--tasks", tasks, "--json", str(out)]
+    line += ["--tasks.heldout", str(count), "--rollout.urls", url, *more]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
 
 
-def test_pass_at_k_of_a_solver_of_known_success_is_the_closed_form(tmp_path):
-    out = tmp_path / "out.json"
-    with listening(solver()) as url:
-        first = evaluate(out, url, "--attempts", "3")
-        assert first.returncode == 0, first.stderr
-        second = evaluate(out, url, "--attempts", str(ATTEMPTS))
-    assert second.returncode == 0, second.stderr
-    assert f"{TASKS * (ATTEMPTS - 3)} to make, {TASKS * 3} kept" in second.stdout
+def assert_closed_form(out: Path, tasks: list[Task], right: tuple[int, ...]) -> dict:
+    """Every figure is what the solver's success says."""
     result = json.loads(out.read_text())
-    tasks = build_source(TasksConfig(kinds=KINDS)).heldout(TASKS)
-    assert {task["task_id"]: task["right"] for task in result["by_task"]} == dict(zip((t.id for t in tasks), RIGHT))
+    assert {row["task_id"]: row["right"] for row in result["by_task"]} == dict(zip((t.id for t in tasks), right))
     for row in result["pass_at"]:
-        closed = sum(pass_at_k(ATTEMPTS, right, row["k"]) for right in RIGHT) / TASKS
-        assert row["over_all"]["value"] == pytest.approx(closed)
+        closed = sum(pass_at_k(ATTEMPTS, r, row["k"]) for r in right) / len(right)
+        assert row["over_all"]["value"] == row["over_completed"]["value"] == pytest.approx(closed)
         assert row["over_all"]["low"] <= closed <= row["over_all"]["high"]
     assert [row["k"] for row in result["pass_at"]] == [1, 3, 5]
-    assert result["sent"] == result["completed"] == TASKS * ATTEMPTS
+    assert result["sent"] == result["completed"] == len(tasks) * ATTEMPTS
+    return result
+
+
+def test_pass_at_k_of_a_solver_of_known_success_is_the_closed_form(tmp_path):
+    out, tasks = tmp_path / "out.json", build_source(TasksConfig(kinds=KINDS)).heldout(6)
+    right = (0, 1, 2, 3, 4, 5)
+    with listening(solver(answers(tasks), right)) as url:
+        first = evaluate(out, url, "shell", 6, "--tasks.kinds", *KINDS, "--attempts", "3")
+        assert first.returncode == 0, first.stderr
+        second = evaluate(out, url, "shell", 6, "--tasks.kinds", *KINDS, "--attempts", str(ATTEMPTS))
+    assert second.returncode == 0, second.stderr
+    assert f"{6 * (ATTEMPTS - 3)} to make, {6 * 3} kept" in second.stdout
+    assert_closed_form(out, tasks, right)
+
+
+ROOM = ("--rollout.max_new_tokens", "8192", "--rollout.max_tokens", "16384")
+DEVELOPMENT = {"swe": (0, 2, 5), "terminal": (3,)}
+
+
+@pytest.mark.parametrize("family", DEVELOPMENT)
+def test_so_it_is_on_the_shipped_development_tasks(tmp_path, family):
+    out, right, folder = tmp_path / "out.json", DEVELOPMENT[family], ROOT / "examples" / "tasks" / family
+    tasks = heldout_tasks(TasksConfig(source=family, path=str(folder)), len(right))
+    scripts = repairs(tasks, read_instances(folder / "dev.jsonl")) if family == "swe" else solutions(tasks, folder)
+    with listening(solver(scripts, right)) as url:
+        done = evaluate(out, url, str(folder), len(right), "--attempts", str(ATTEMPTS), *ROOM)
+    assert done.returncode == 0, done.stderr
+    assert_closed_form(out, tasks, right)
+    attempts = [json.loads(line) for line in (tmp_path / "out.json.attempts.jsonl").read_text().splitlines()[1:]]
+    ends = {a["end_reason"] for a in attempts if a["reward"] == 1.0}
+    assert ends == ({"answered"} if family == "swe" else {"max_turns"})
