@@ -64,7 +64,9 @@ def main(argv: list[str]) -> int:
             folder = policy_folder(Path(options.checkpoint))
             tasks = heldout(config, options.tasks)
             (result,) = asyncio.run(scores(config, [folder], tasks, options.attempts, ks, [out]))
-            out.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
+            plan = {"policy": str(folder), "named": options.tasks, "plan": plan_of(config, folder, tasks)}
+            content = plan | msgspec.to_builtins(result)
+            out.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1))
             show(result)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -106,7 +108,7 @@ def with_tasks(config: Config, named: str) -> Config:
     """`config` with the task source that --tasks names."""
     path = Path(named)
     if named in GENERATED:
-        source, named = named, ""
+        source, named = named, config.tasks.path if named == "math" else ""
     elif not path.exists():
         raise ConfigError(
             f"--tasks {named}: no such file or folder",

@@ -35,7 +35,8 @@ from megathunder.evaluation.validation import Verdict, validate_instance, valida
 from megathunder.sandbox import SandboxPool
 from megathunder.tasks import Task
 from megathunder.tasks.benchmarks import REPOSITORIES
-from megathunder.tasks.swe import Instance, by_repository, instance_files, raw_rows, to_task
+from megathunder.tasks.rows import raw_rows
+from megathunder.tasks.swe import Instance, by_repository, instance_files, to_task
 from megathunder.tasks.terminal import read_folder, reference, split_folders, task_folders
 
 FORMAT = "2"  # of verdicts: raise it when validation changes

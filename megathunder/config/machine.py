@@ -39,6 +39,12 @@ def the_sandbox_is_installed(config: Config) -> None:
 def the_tasks_are_there(config: Config) -> None:
     """Tasks from files need their files, and a Python with pytest for sandboxes, which hold /usr and pytest alone."""
     tasks = config.tasks
+    if tasks.source == "math" and tasks.path and not Path(tasks.path).is_file():
+        raise ConfigError(
+            f"tasks.source = 'math' with tasks.path = {tasks.path!r}",
+            expected="a file of problems with answers (JSON, JSONL or Parquet)",
+            remedy="name one, or set tasks.path = '' for arithmetic that is made up",
+        )
     if tasks.source not in ("swe", "terminal"):
         return
     if not tasks.path or not Path(tasks.path).exists():

@@ -22,7 +22,8 @@ class TasksConfig:
     """Task family: `shell` and `math` are generated from the seed; `swe` (SWE-smith, SWE-bench) and `terminal` (Harbor,
     Terminal-Bench 1, SETA) are read from `path`."""
     path: str = ""
-    """File or folder that a `swe` or `terminal` source reads."""
+    """File or folder that a `swe` or `terminal` source reads; for `math` a file of problems with answers, instead of
+    generated ones."""
     kinds: tuple[str, ...] = ()
     """Kinds of the family to draw from; empty means all."""
     seed: int = 0

@@ -1,6 +1,6 @@
 """Answers of mathematics: the last \\boxed{...} of a text against the right one, compared as expressions (math-verify).
 
-    1/2 = 0.5 = \\frac{1}{2}       "the answer is 3" earns nothing without a box, unless the last number may stand for it
+    1/2 = 0.5 = \\frac{1}{2}       "the answer is 3" earns nothing without a box, unless the last number may do
 
 Called by sandbox.grading. Anything that cannot be parsed, or takes too long, is wrong.
 """

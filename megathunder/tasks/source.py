@@ -12,11 +12,13 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import count
+from pathlib import Path
 from typing import Literal, Protocol
 
 from megathunder.config.tasks import KINDS, TasksConfig, check_kinds
 from megathunder.errors import ConfigError
 from megathunder.tasks import arithmetic
+from megathunder.tasks.problems import read_problems
 from megathunder.tasks.shell import shell_task
 from megathunder.tasks.swe import read_repository_tasks
 from megathunder.tasks.task import Task
@@ -133,10 +135,8 @@ class GeneratedSource(ListedSource):
 def build_source(config: TasksConfig) -> TaskSource:
     """The source that `config` names; raises ConfigError for unknown kinds, impossible sizes and unreadable files."""
     check_kinds(config)
-    if config.source == "swe":
-        return ListedSource(config, *read_repository_tasks(config))
-    if config.source == "terminal":
-        return ListedSource(config, *read_terminal_tasks(config))
+    if (listed := given_tasks(config)) is not None:
+        return ListedSource(config, *listed)
     known = KINDS[config.source]
     if config.size < 1 or (config.source == "shell" and config.max_turns < 2):
         raise ConfigError(
@@ -156,10 +156,21 @@ def build_source(config: TasksConfig) -> TaskSource:
     return GeneratedSource(config, candidate)
 
 
+def given_tasks(config: TasksConfig) -> tuple[list[Task], list[Task]] | None:
+    """(train, held-out) of a source that reads them from files; None for one that makes them up."""
+    if config.source == "swe":
+        return read_repository_tasks(config)
+    if config.source == "terminal":
+        return read_terminal_tasks(config)
+    if config.source == "math" and config.path:
+        problems = read_problems(Path(config.path))
+        return [t for t in problems if split(t) == "train"][: config.size], [
+            t for t in problems if split(t) == "heldout"
+        ]
+    return None
+
+
 def heldout_tasks(config: TasksConfig, n: int) -> list[Task]:
     """The first n held-out tasks of a source that need not have any to train on (a benchmark)."""
-    if config.source == "swe":
-        return read_repository_tasks(config)[1][:n]
-    if config.source == "terminal":
-        return read_terminal_tasks(config)[1][:n]
-    return build_source(config).heldout(n)
+    listed = given_tasks(config)
+    return build_source(config).heldout(n) if listed is None else listed[1][:n]

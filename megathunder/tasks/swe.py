@@ -30,6 +30,7 @@ from megathunder.errors import ConfigError
 from megathunder.tasks.benchmarks import is_benchmark
 from megathunder.tasks.patch import apply_patch
 from megathunder.tasks.protected import decides_tests, is_protected, is_test_file
+from megathunder.tasks.rows import raw_rows
 from megathunder.tasks.task import RepositoryTests, Task, TaskFile
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -124,25 +125,6 @@ def read_instances(path: Path) -> list[Instance]:
                 remedy="mend it, or leave it out with tools/prepare_data.py",
             ) from None
     return found
-
-
-def raw_rows(path: Path) -> list[object]:
-    """The objects of a JSON, JSONL or Parquet file."""
-    if path.suffix == ".parquet":
-        try:
-            import pyarrow.parquet  # large, and needed for this format only
-        except ImportError:
-            raise ConfigError(
-                f"{path} is a Parquet file, and pyarrow is not installed",
-                expected="pyarrow",
-                remedy="pip install -e .[parquet], or convert the file to JSONL",
-            ) from None
-        return pyarrow.parquet.read_table(path).to_pylist()
-    text = path.read_text()
-    if path.suffix == ".jsonl":
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
-    loaded = json.loads(text)
-    return loaded if isinstance(loaded, list) else [loaded]
 
 
 def by_repository(instances: Sequence[Instance]) -> tuple[list[Instance], list[Instance]]:

@@ -61,8 +61,8 @@ class TerminalTests(Wire):
 
 
 class BoxedAnswer(Wire):
-    """Reward 1 if the last \\boxed{...} of the text equals `answer` mathematically, else 0. With `or_last_number` a text
-    without a box answers with its last number."""
+    """Reward 1 if the last \\boxed{...} of the text equals `answer` mathematically, else 0. With `or_last_number` a
+    text without a box answers with its last number."""
 
     answer: str
     or_last_number: bool = False

@@ -1,4 +1,4 @@
-"""tools/prepare_data.py on one task of every format: what is sound is kept and can be read back, what is not is named."""
+"""tools/prepare_data.py on a task of every format: what is sound is kept and can be read back, the rest is named."""
 
 from __future__ import annotations
 

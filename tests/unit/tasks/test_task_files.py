@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from megathunder.config.tasks import TasksConfig
 from megathunder.errors import ConfigError, UserError
-from megathunder.tasks import build_source
+from megathunder.tasks import build_source, heldout_tasks
 from megathunder.tasks.boxed import boxed_reward, last_boxed
 from megathunder.tasks.patch import apply_patch
 from megathunder.tasks.protected import is_protected
@@ -107,3 +107,24 @@ def test_arithmetic_tasks_are_distinct_and_held_out_ones_are_others():
     source = build_source(TasksConfig(source="math", size=200))
     train, heldout = source.take(200), source.heldout(50)
     assert len({t.prompt for t in train}) == 200 and not {t.prompt for t in train} & {t.prompt for t in heldout}
+
+
+def test_problems_of_a_file_are_split_by_content(tmp_path):
+    rows = [{"problem": f"What is {i} / 2?", "answer": f"\\frac{{{i}}}{{2}}", "level": 1} for i in range(200)]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, [*rows, rows[3]])))
+    (tmp_path / "q.json").write_text(json.dumps(rows[::-1]))
+    sides = []
+    for name in ("p.jsonl", "q.json"):
+        config = TasksConfig(source="math", path=str(tmp_path / name))
+        source, heldout = build_source(config), heldout_tasks(config, 500)
+        train = {t.prompt for t in source.take(200 - len(heldout))}
+        assert len(train) == 200 - len(heldout) and 10 < len(heldout) < 40
+        assert not train & {t.prompt for t in heldout} and source.heldout(500) == heldout
+        sides.append(train)
+    assert sides[0] == sides[1]
+    (tmp_path / "p.jsonl").write_text('{"problem": "x"}')
+    with pytest.raises(ConfigError, match="row 0: .*answer"):
+        build_source(TasksConfig(source="math", path=str(tmp_path / "p.jsonl")))
+    (tmp_path / "p.jsonl").write_text("{")
+    with pytest.raises(ConfigError, match="JSONL"):
+        build_source(TasksConfig(source="math", path=str(tmp_path / "p.jsonl")))
