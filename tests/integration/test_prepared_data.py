@@ -47,7 +47,7 @@ def smith(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "a.json").write_text(json.dumps([clocks]))
     unsound = [
         clocks,  # a second time
-        grids | {"instance_id": "harmless", "FAIL_TO_PASS": grids["PASS_TO_PASS"][:1]},
+        grids | {"instance_id": "harmless", "patch": "--- /dev/null\n+++ b/notes.txt\n@@ -0,0 +1 @@\n+x\n"},
         grids | {"instance_id": "silent", "problem_statement": " "},
         grids | {"instance_id": "bench", "repo": "swesmith/psf__requests.1a2b3c4d"},
         grids | {"instance_id": "named", "patch": grids["patch"] + "\n"},
@@ -73,7 +73,7 @@ def test_swe_smith_instances_are_checked_run_split_and_never_run_twice(smith, tm
         "bench": "benchmark",
         "named": "benchmark",
     }
-    assert "should fail before the fix, and passes" in found["left_out"]["harmless"]
+    assert "no test fails before the fix" in found["left_out"]["harmless"]
     assert "does not prove" in found["separation"]
     verdicts = (tmp_path / "verdicts.jsonl").read_bytes()
     assert len(verdicts.splitlines()) == 4
