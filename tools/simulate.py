@@ -1,9 +1,10 @@
-"""Prediction of step times: `python tools/simulate.py {predict,sweep,balance,plan} --help`.
+"""Prediction of step times: `python tools/simulate.py {predict,sweep,balance,plan,sagc} --help`.
 
     predict RUN    what every schedule would have taken on the recorded work of a run
     sweep          the release model against replay, 588 paired configurations
     balance        speed-up against the ratio of rollout to learner time; the paper's peaks beside ours
     plan           how to split GPUs between rollout and learner, and what step time to expect
+    sagc           group sizes fixed at 4, 8, 16 against straggler-aware control, on heavy-tailed lengths
 
 Everything printed here is simulated.
 """
@@ -24,14 +25,17 @@ from megathunder.errors import UserError
 from megathunder.metrics.folder import open_folder
 from megathunder.metrics.row import read_rows
 from megathunder.simulator import balance as balances
+from megathunder.simulator import group_size_cases as sizes
+from megathunder.simulator import lengths, report
 from megathunder.simulator import plan as plans
-from megathunder.simulator import report
 from megathunder.simulator import sweep as sweeps
 from megathunder.simulator.predict import predict as predict_run
 from megathunder.simulator.recorded import read_recorded_run
 from megathunder.simulator.replay import replay
 
 console = Console()
+SHELL_LENGTHS = Path(__file__).resolve().parent.parent / "results" / "shell_lengths.json"
+"""Lengths that runs on the shell tasks recorded."""
 WARM_UP = 4
 """Updates whose spans the cost fit leaves out, where a run has more."""
 
@@ -170,11 +174,55 @@ def plan(
     console.print(table)
 
 
+def sagc(json: Path, run: tuple[Path, ...] = (), figure: Path | None = None, seeds: int = 5) -> None:
+    """Straggler rate, utility and wall time of group sizes, on drawn and measured lengths, and the published case.
+
+    Args:
+        json: Write every number and the assumptions here.
+        run: Folders of runs whose groups of lengths are taken, too (with the default, of the shell tasks).
+        figure: Draw the rates, the walls and the controller's course here (PNG; default: beside the JSON).
+        seeds: Runs of every policy on every stream.
+    """
+    groups = lengths.read_lengths(SHELL_LENGTHS) if SHELL_LENGTHS.is_file() else {}
+    for folder in run:
+        groups |= lengths.recorded_lengths(open_folder(folder))
+    streams = [*sizes.synthetic(), *(sizes.measured(name, found) for name, found in groups.items())]
+    streams = [case for case in streams if sizes.has_choice(case)]
+    result = sizes.SagcResult(
+        assumptions=(sizes.__doc__ or "").strip(),
+        seeds=seeds,
+        comparisons=tuple(sizes.compare(case, seeds) for case in streams),
+        published=sizes.published(),
+    )
+    report.write_json(result, json)
+    report.draw_sagc(result, figure or json.with_suffix(".png"))
+    columns = ("stream", "policy", "straggler rate", "target", "mean log2 G", "wall / fixed 16", "trajectories")
+    table = Table(*columns, title=f"simulated, {seeds} seeds")
+    for found in result.comparisons:
+        for line in found.lines:
+            rate = f"{line.straggler_rate:.3f}"
+            numbers = (
+                rate,
+                f"{found.target_rate:g}",
+                f"{line.utility:.2f}",
+                f"{line.wall:.3f}",
+                f"{line.trajectories}",
+            )
+            table.add_row(found.name, line.policy, *numbers)
+    console.print(table)
+    case = result.published
+    console.print(
+        f"published: .996 -> .434 and 29.5 h -> 16.0 h; simulated: {case.rates['fixed 16']:.3f} -> "
+        f"{case.rates['sagc']:.3f} (fitted, log-deviation narrowing to {case.narrowing:.2f}) and 29.5 h -> "
+        f"{case.hours['sagc']:.1f} h; without narrowing {case.stationary_rate:.3f} and {case.stationary_h:.1f} h"
+    )
+
+
 def main() -> int:
     """Run one subcommand; errors a person can mend are printed without a traceback."""
     try:
         tyro.extras.subcommand_cli_from_dict(
-            {"predict": predict, "sweep": sweep, "balance": balance, "plan": plan}, prog="simulate.py"
+            {"predict": predict, "sweep": sweep, "balance": balance, "plan": plan, "sagc": sagc}, prog="simulate.py"
         )
     except UserError as error:
         console.print(f"[red]error:[/red] {error}", highlight=False)

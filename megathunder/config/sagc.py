@@ -21,8 +21,8 @@ class SagcConfig:
     """A group has a straggler if its longest trajectory exceeds this many times its median one (tau)."""
     length: LengthName = "tokens"
     """What a trajectory's length is: sampled tokens, turns, or seconds from its start to its completion."""
-    dual_step: float = 1.0
-    """Step of the multiplier an update (eta)."""
+    dual_step: float = 0.1
+    """Step of the multiplier a group (eta)."""
     dual_limit: float = 100.0
     """Largest multiplier: where even the smallest group straggles too often it would grow for ever."""
     forgetting: float = 0.95

@@ -3,6 +3,7 @@
 sweep      closed form against replay, one point a configuration; relative difference by spread and balance
 balance    speed-up against the ratio of rollout to learner time
 timeline   rollout above the axis, learner below, idle hatched
+sagc       straggler rate and wall by policy, one row a stream; the controller's course
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # the backend is chosen first
 
 from megathunder.simulator.balance import BalanceResult
+from megathunder.simulator.group_size_cases import SagcResult
 from megathunder.simulator.replay import ReplayResult
 from megathunder.simulator.sweep import SweepResult
 from megathunder.simulator.traces import UpdateTrace
@@ -108,6 +110,31 @@ def draw_timeline(trace: UpdateTrace, results: Sequence[ReplayResult], path: Pat
     axes[-1, 0].set(
         xlabel="seconds from the first request (simulated); dotted: last reward; violet: step and publication"
     )
+    _save(figure, path)
+
+
+def draw_sagc(result: SagcResult, path: Path) -> None:
+    """A row a stream: rates against the target, walls, and the controller's size and multiplier over the updates."""
+    rows = result.comparisons
+    figure, axes = plt.subplots(len(rows), 3, figsize=(14, 2.5 * len(rows) + 0.6), layout="constrained", squeeze=False)
+    for (left, middle, right), found in zip(axes, rows, strict=True):
+        names = [line.policy for line in found.lines]
+        colors = ["#9aa5b1"] * (len(names) - 1) + ["#1f77b4"]
+        left.bar(names, [line.straggler_rate for line in found.lines], color=colors)
+        left.axhline(found.target_rate, color="#c0504d", linewidth=1.2, linestyle="--")
+        left.set(ylim=(0, 1), ylabel="groups with a straggler")
+        left.set_title(f"{found.name}; dashed: target {found.target_rate:g}", loc="left", fontsize=9)
+        bars = middle.bar(names, [line.wall for line in found.lines], color=colors)
+        middle.bar_label(bars, [f"log2 G {line.utility:.2f}" for line in found.lines], fontsize=8)
+        middle.set(ylabel="wall / fixed 16", ylim=(0, 1.25 * max(line.wall for line in found.lines)))
+        updates = range(len(found.course.sizes))
+        right.step(updates, found.course.sizes, color="#1f77b4", linewidth=0.7, where="post")
+        right.set(yscale="log", yticks=[4, 8, 16], yticklabels=["4", "8", "16"], ylabel="size", xlabel="update")
+        right.minorticks_off()
+        twin = right.twinx()
+        twin.plot(updates, found.course.multipliers, color="#d98c00", linewidth=1)
+        twin.set_ylabel("multiplier", color="#d98c00")
+    figure.suptitle(f"simulated: group sizes on streams of lengths, {result.seeds} seeds; course of the first")
     _save(figure, path)
 
 

@@ -1,18 +1,19 @@
 """Straggler-aware group control: the largest groups whose long-run rate of stragglers stays at a target.
 
-    maximise E[log2 G_t]  subject to  E[S_t] <= delta            S_t: share of an update's groups with a straggler
+    maximise E[log2 G]  subject to  E[S] <= delta                S: whether a group had a straggler
 
     choose     p_G ~ Beta(a_G, b_G) for G and its neighbours on the ladder;  G_t = argmax log2 G - lambda p_G
     learn      every count c of every size <- forgetting * c, then a_G += groups that straggled, b_G += the others
-    price      lambda <- min(limit, max(0, lambda + eta (S_t - delta)))                    projected dual ascent
+    price      lambda <- min(limit, max(0, lambda + eta (S - delta))) for every group       projected dual ascent
 
-The dual law, whatever the streams do: as long as the limit is not reached, the mean of S_1 .. S_T is at most
-delta + (lambda_T - lambda_0) / (eta T); and with lambda > 0 all along it is exactly that.
+The dual law, whatever the streams do: as long as the limit is not reached, the mean of S over N groups is at most
+delta + (lambda_N - lambda_0) / (eta N); and with lambda > 0 all along it is exactly that.
 
-Source: the SAGC paper's formulas. Our reading where its summary is silent: S_t is the mean over an update's groups;
-counts decay towards the prior and for sizes not tried as well, so that what is not looked at becomes uncertain again;
-lambda has an upper limit, because with a ladder whose smallest size straggles too often it would grow for ever; and
-prompt-aware risk, which the paper leaves to the future:
+Source: the SAGC paper's formulas. Our reading where its summary is silent: an update's groups share its size, each
+takes a dual step of its own, and they are learnt from together when the update ends; counts decay towards the prior and
+for sizes not tried as well, so that what is not looked at becomes uncertain again; lambda has an upper limit, because
+with a ladder whose smallest size straggles too often it would grow for ever; and prompt-aware risk, which the paper
+leaves to the future:
 
     p_(G, prompt) ~ Beta(k m_G + a, k (1 - m_G) + b),   m_G the mean over all prompts, a and b the prompt's own counts
 
@@ -129,11 +130,10 @@ class Sagc:
             for name in {POOLED, group.prompt}:
                 table = state.beliefs.setdefault(name, {})
                 table[group.size] = table.get(group.size, Belief()).plus(group.straggled)
-        if outcomes:
-            if settings.prompt_prior != "off":
-                state.sizes[POOLED] = statistics.median_low(group.size for group in outcomes)
-            rate = math.fsum(group.straggled for group in outcomes) / len(outcomes)
-            ascended = state.multiplier + settings.dual_step * (rate - settings.target_rate)
+        if outcomes and settings.prompt_prior != "off":
+            state.sizes[POOLED] = statistics.median_low(group.size for group in outcomes)
+        for group in outcomes:
+            ascended = state.multiplier + settings.dual_step * (group.straggled - settings.target_rate)
             state.multiplier = min(max(0.0, ascended), settings.dual_limit)
 
     def _decay(self, factor: float) -> None:

@@ -37,7 +37,7 @@ def test_the_long_run_rate_converges_to_the_target(target: float, groups: int) -
     """A stationary stream whose ladder spans the target: some rung is below it, some above."""
     sagc = Sagc(SagcConfig(target_rate=target), 8, seed=1)
     _, rates = play(sagc, {4: 0.1, 8: 0.4, 16: 0.9}, range(4000), random.Random(2), groups)
-    assert abs(sum(rates) / len(rates) - target) < 0.02
+    assert abs(sum(rates) / len(rates) - target) < 0.03
 
 
 def test_the_rate_returns_to_the_target_when_the_stream_changes() -> None:
@@ -56,11 +56,11 @@ def test_the_rate_returns_to_the_target_when_the_stream_changes() -> None:
 )
 @settings(max_examples=60, deadline=None)
 def test_the_dual_bounds_the_mean_rate_on_any_stream(seed: int, target: float, step: float, risks: list[float]) -> None:
-    """mean S <= delta + lambda_T / (eta T), whatever the stream does, below the limit."""
+    """mean S <= delta + lambda_N / (eta N), whatever the stream does, below the limit."""
     sagc = Sagc(SagcConfig(target_rate=target, dual_step=step, dual_limit=1e9), 8, seed)
     risk = dict(zip((4, 8, 16), risks, strict=True))
     _, rates = play(sagc, risk, range(60), random.Random(seed))
-    assert sum(rates) / 60 <= target + sagc.multiplier / (step * 60) + 1e-9
+    assert sum(rates) / 60 <= target + sagc.multiplier / (step * 60 * 8) + 1e-9
 
 
 @given(
@@ -72,7 +72,8 @@ def test_the_multiplier_is_the_projected_ascent(seed: int, rates: list[int], lim
     for step, straggled in enumerate(rates):
         size = sagc.size(step)
         sagc.observe(step, [GroupOutcome(size=size, straggled=i < straggled) for i in range(8)])
-        want = min(limit, max(0.0, want + (straggled / 8 - 0.3)))
+        for i in range(8):
+            want = min(limit, max(0.0, want + 0.1 * ((i < straggled) - 0.3)))
         assert sagc.multiplier == pytest.approx(want) and 0.0 <= sagc.multiplier <= limit
 
 
