@@ -37,6 +37,7 @@ setup(
         "parquet": pinned("parquet"),
         "test": pinned("test"),
         "wandb": pinned("wandb"),
+        "router": pinned("router"),
     },
     entry_points={"sglang.srt.plugins": []},
 )

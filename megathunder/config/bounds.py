@@ -16,6 +16,7 @@ _POSITIVE = """
     rollout.servers rollout.temperature rollout.top_p rollout.max_new_tokens rollout.max_tokens
     rollout.observation_characters rollout.max_concurrent rollout.deadline_s rollout.request_timeout_s
     rollout.startup_timeout_s rollout.max_total_tokens rollout.max_running_requests
+    placement.cache_share placement.spill_gap
     loss.constant
     sagc.dual_step sagc.prior_straggled sagc.prior_steady sagc.prompt_strength
     streaming.pack_tokens streaming.pack_rows streaming.max_open_groups streaming.reward_values
@@ -30,6 +31,7 @@ _POSITIVE = """
 POSITIVE = frozenset(_POSITIVE.split())
 AT_MOST = {
     "rollout.top_p": 1.0,
+    "placement.cache_share": 1.0,
     "rollout.port": 65535.0,
     "tasks.heldout": 8192.0,  # made and sampled at every evaluation; making takes a millisecond each
     "tasks.size": 1048576.0,  # made when the run starts, a tenth of a millisecond each

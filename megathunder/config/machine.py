@@ -62,6 +62,16 @@ def the_tasks_are_there(config: Config) -> None:
         )
 
 
+def the_router_is_installed(config: Config) -> None:
+    """An external router is a package of its own."""
+    if config.placement.policy == "sglang_router" and find_spec("sglang_router") is None:
+        raise ConfigError(
+            "placement.policy = 'sglang_router', and the package sglang-router is not installed",
+            expected="sglang-router in this environment",
+            remedy="pip install --no-deps -r requirements/router.txt, or choose another placement.policy",
+        )
+
+
 def wandb_is_installed(config: Config) -> None:
     if config.metrics.wandb != "off" and find_spec("wandb") is None:
         raise ConfigError(

@@ -9,6 +9,7 @@ from megathunder.config.hardware import HardwareConfig
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.metrics import MetricsConfig
 from megathunder.config.objective import GrpoConfig, LossConfig, OpdConfig
+from megathunder.config.placement import PlacementConfig
 from megathunder.config.publish import PublishConfig
 from megathunder.config.replay import ReplayConfig
 from megathunder.config.rollout import RolloutConfig
@@ -36,6 +37,7 @@ class Config:
     tasks: TasksConfig = field(default_factory=TasksConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
     grpo: GrpoConfig = field(default_factory=GrpoConfig)
     opd: OpdConfig = field(default_factory=OpdConfig)
     loss: LossConfig = field(default_factory=LossConfig)

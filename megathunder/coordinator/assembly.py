@@ -25,6 +25,7 @@ from megathunder.metrics.monitor import Monitor, open_monitor
 from megathunder.rollout.collector import Collector
 from megathunder.rollout.command import resolve_device
 from megathunder.rollout.control import ServerControl
+from megathunder.rollout.placement import build_router
 from megathunder.rollout.supervisor import ServerPool
 from megathunder.coordinator.persistence import Persistence
 from megathunder.coordinator.replay import ReplayedSupply, read_recorded
@@ -87,6 +88,7 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
                 chat=ChatFormat(tokenizer),
                 seed=config.run.seed,
                 teacher=teacher,
+                placer=build_router(config.placement, config.rollout, servers),
             )
         )
         await learner.connect(LEARNER_START_S)

@@ -1,7 +1,7 @@
 """SGLang servers, the client in front of them, and the agent loop that turns tasks into trajectories.
 
-    ServerPool (start, watch, restart) <- Engine (place, retry) <- Episode (one trajectory) <- Collector (a batch)
-    ServerControl (weights, versions, prefix cache) is what publish/ uses
+ServerPool (start, watch, restart) <- Engine (place, retry) <- Episode (one trajectory) <- Collector (a batch)
+ServerControl (weights, versions, prefix cache) is what publish/ uses
 """
 
 from megathunder.rollout.client import EngineClient, Generation

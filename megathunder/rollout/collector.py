@@ -20,7 +20,7 @@ from megathunder.errors import InfrastructureFailure
 from megathunder.rollout.agent import Episode, EpisodeSettings
 from megathunder.rollout.client import EngineClient
 from megathunder.rollout.engine import DeadlinePassed, Engine, EpisodeClock
-from megathunder.rollout.router import Router
+from megathunder.rollout.placement import Placer
 from megathunder.rollout.supervisor import ServerPool
 from megathunder.rollout.workspace import Sandbox, Sandboxes, Workspace
 from megathunder.tasks import ChatFormat, Task
@@ -55,12 +55,12 @@ class Collector:
         chat: ChatFormat,
         seed: int,
         teacher: ServerPool | None = None,
-        router: Router | None = None,
+        placer: Placer | None = None,
     ) -> None:
         self._config, self._sandbox = config, sandbox
         self._sandboxes, self._grade, self._chat, self._seed = sandboxes, grade, chat, seed
         self._client = EngineClient(timeout_s=config.request_timeout_s, api_key=config.api_key)
-        self._engine = Engine(servers, self._client, config, router)
+        self._engine = Engine(servers, self._client, config, placer)
         self._places = asyncio.Semaphore(config.max_concurrent)  # of all batches that run at once
         self._teacher = Engine(teacher, self._client, config) if teacher else None
 
@@ -69,6 +69,8 @@ class Collector:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
+        for engine in filter(None, (self._engine, self._teacher)):
+            await engine.close()
         await self._client.__aexit__(None, None, None)
 
     async def collect(

@@ -14,13 +14,14 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from megathunder.config.placement import PlacementConfig
 from megathunder.config.rollout import RolloutConfig
 from megathunder.errors import InfrastructureFailure
 from megathunder.rollout.client import EngineClient, Generation, Unavailable
-from megathunder.rollout.router import Router, StickyRouter
+from megathunder.rollout.placement import Place, Placer, build_router
 from megathunder.rollout.supervisor import ServerPool
 from megathunder.rollout.wire import SamplingParams
-from megathunder.types import ServerAddress, TrajectoryId
+from megathunder.types import TrajectoryId
 
 Result = TypeVar("Result")
 RETRY_WAIT_S = 1.5  # a server whose scheduler died takes seconds to end
@@ -49,10 +50,10 @@ class Engine:
     """The servers of one model behind one call. One for the policy; one for the teacher."""
 
     def __init__(
-        self, pool: ServerPool, client: EngineClient, config: RolloutConfig, router: Router | None = None
+        self, pool: ServerPool, client: EngineClient, config: RolloutConfig, placer: Placer | None = None
     ) -> None:
         self._pool, self._client, self._config = pool, client, config
-        self._router: Router = router or StickyRouter()
+        self._placer = placer or build_router(PlacementConfig(policy="session"), config, pool)
 
     async def generate(
         self,
@@ -65,55 +66,64 @@ class Engine:
     ) -> Generation:
         """Sample one turn. Raises DeadlinePassed, or InfrastructureFailure once the retries are used up."""
 
-        async def once(server: ServerAddress, timeout_s: float) -> Generation:
-            generation = await self._client.generate(server, prompt_ids, sampling, timeout_s=timeout_s)
+        async def once(place: Place, timeout_s: float) -> Generation:
+            generation = await self._client.generate(place.server, prompt_ids, sampling, timeout_s=timeout_s)
             others = set(generation.policy_versions) - {policy_version}
             if others:
-                raise Unavailable(f"{server.name} sampled with version {sorted(others)}, wanted {policy_version}")
+                name = place.server.name
+                raise Unavailable(f"{name} sampled with version {sorted(others)}, wanted {policy_version}")
+            place.tokens = len(prompt_ids) + len(generation.token_ids)
             return generation
 
-        return await self._somewhere(trajectory, len(prompt_ids), once, clock)
+        return await self._somewhere(trajectory, len(prompt_ids), policy_version, once, clock)
 
     async def score(
         self, trajectory: TrajectoryId, token_ids: Sequence[int], start: int, clock: EpisodeClock
     ) -> tuple[float, ...]:
         """Log-probabilities of token_ids[start:], [T - start]. Raises as `generate` does."""
 
-        async def once(server: ServerAddress, timeout_s: float) -> tuple[float, ...]:
-            return await self._client.score(server, token_ids, start, timeout_s=timeout_s)
+        async def once(place: Place, timeout_s: float) -> tuple[float, ...]:
+            logprobs = await self._client.score(place.server, token_ids, start, timeout_s=timeout_s)
+            place.tokens = len(token_ids)
+            return logprobs
 
-        return await self._somewhere(trajectory, len(token_ids), once, clock)
+        return await self._somewhere(trajectory, len(token_ids), 0, once, clock)
 
     def forget(self, trajectory: TrajectoryId) -> None:
         """The trajectory ended: its place is free."""
-        self._router.forget(trajectory)
+        self._placer.forget(trajectory)
+
+    async def close(self) -> None:
+        """No request is under way any more. Idempotent."""
+        await self._placer.close()
 
     async def _somewhere(
         self,
         trajectory: TrajectoryId,
         tokens: int,
-        once: Callable[[ServerAddress, float], Awaitable[Result]],
+        version: int,
+        once: Callable[[Place, float], Awaitable[Result]],
         clock: EpisodeClock,
     ) -> Result:
         for attempt in range(self._config.max_retries + 1):
             started_s = time.monotonic()
-            ready = await self._pool.wait_ready(self._config.startup_timeout_s)
+            await self._pool.wait_ready(self._config.startup_timeout_s)
+            place = await self._placer.place(trajectory, tokens, version)
             clock.forgive(started_s)
-            limit_s = min(self._config.request_timeout_s, clock.remaining_s)
-            if limit_s <= 0:
-                raise DeadlinePassed
-            server = self._router.place(trajectory, tokens, ready)
-            started_s = time.monotonic()
             try:
-                return await once(server, limit_s)
+                limit_s = min(self._config.request_timeout_s, clock.remaining_s)
+                if limit_s <= 0:
+                    raise DeadlinePassed
+                started_s = time.monotonic()
+                return await once(place, limit_s)
             except Unavailable:
                 if clock.remaining_s <= 0 and limit_s < self._config.request_timeout_s:
                     raise DeadlinePassed from None
-                self._pool.suspect(server)
+                self._pool.suspect(place.server)
                 if attempt == self._config.max_retries:
                     raise
             finally:
-                self._router.done(server, tokens)
+                self._placer.done(place)
             await asyncio.sleep(RETRY_WAIT_S * 2**attempt)
             clock.forgive(started_s)
         raise InfrastructureFailure("max_retries is negative")

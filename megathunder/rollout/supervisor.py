@@ -78,6 +78,7 @@ class ServerPool:
         self._slots: list[Slot] = []
         self._watchers: list[asyncio.Task[None]] = []
         self._changed = asyncio.Condition()
+        self.listeners: list[Callable[[], None]] = []  # called when a server comes, goes or is lost
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -211,6 +212,8 @@ class ServerPool:
         async with self._changed:
             slot.state = state
             self._changed.notify_all()
+        for listener in self.listeners:
+            listener()
 
     async def _watch(self, slot: Slot) -> None:
         while True:

@@ -14,10 +14,8 @@ from rollout_fakes import answer, serving, settings
 from megathunder.config.rollout import RolloutConfig
 from megathunder.errors import ConfigError, InfrastructureFailure, UserError
 from megathunder.rollout.command import check_cores, choose_port, server_command, server_environment
-from megathunder.rollout.router import StickyRouter
 from megathunder.rollout.server import GUARD
 from megathunder.rollout.supervisor import ServerPool
-from megathunder.types import ServerAddress, TrajectoryId
 
 
 def command(device: str, **sglang: str) -> list[str]:
@@ -55,20 +53,6 @@ def test_the_guard_pins_and_refuses_an_orphan():
     assert pinned.stdout.strip() == f"{{{core}}}"
     orphan = subprocess.run([sys.executable, GUARD, "1", "-", *show], capture_output=True)
     assert orphan.returncode == 113
-
-
-def test_trajectories_stay_at_home_and_new_ones_go_where_fewest_live():
-    servers = tuple(ServerAddress(name=name, url="") for name in "ab")
-    router = StickyRouter()
-    ids = [TrajectoryId(0, 0, i) for i in range(5)]
-    homes = [router.place(i, 10, servers).name for i in ids[:4]]
-    assert sorted(homes) == ["a", "a", "b", "b"]
-    assert [router.place(i, 10, servers).name for i in ids[:4]] == homes
-    for i in (i for i, home in zip(ids, homes) if home == "b"):
-        router.forget(i)
-    assert router.place(ids[4], 10, servers).name == "b"
-    survivor = (ServerAddress(name="a", url="", incarnation=1),)
-    assert router.place(ids[4], 10, survivor) == survivor[0]
 
 
 def test_an_address_without_a_server_is_an_error_that_names_it(tmp_path):
