@@ -19,7 +19,7 @@ class PlacementConfig:
     """cache_aware: requests that run on one server at once, the rest wait in order; 0: rollout.max_running_requests."""
     cache_share: float = 0.9
     """cache_aware: share of a server's cache (rollout.max_total_tokens) that the trajectories living there may fill."""
-    spill_gap: int = 4
+    spill_gap: int = 8
     """cache_aware: a request leaves its full home when that is wanted by this many requests more than another."""
     spill_tokens: int = 1024
     """cache_aware: longest context, in tokens, that leaves its home (it is computed again elsewhere)."""

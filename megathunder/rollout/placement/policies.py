@@ -6,8 +6,9 @@
     cache_aware    home first, and:
         order      groups with the most finished trajectories, then the longest context, then arrival
         limit      at most `in_flight` requests run on a server; what comes after waits here, where it can be ordered
-        admission  a trajectory starts on a server only if what lives there and itself, at the length at which
-                   trajectories end, fit `cache_tokens`; a group's prompt counts once
+        admission  a trajectory starts where the least is held, if what lives there and itself fit `cache_tokens` after
+                   GROWTH of what they still grow (trajectories end at `mean_tokens`, learnt); a group's prompt counts
+                   once
         spill      a request leaves a full home for a server with room when the home is wanted by `spill_gap` more and
                    the context it would compute again is at most `spill_tokens`; it lives there from then on
 
@@ -17,7 +18,6 @@ and keeps in the caches what is dearest to compute again. A policy reads the boa
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from megathunder.rollout.placement.board import Board
 
 Order = tuple[int, ...]
+GROWTH = 0.6  # trajectories that live together are of all ages: at once they fill about this share of their growth
 
 
 class Policy(Protocol):
@@ -108,27 +109,27 @@ class CacheAware:
         self.mean_tokens += (ended.tokens - self.mean_tokens) / min(self._ended, 256)  # the last few hundred count
 
     def expected_tokens(self, tokens: int) -> int:
-        """At which a trajectory of `tokens` so far is expected to end."""
-        return max(tokens, round(self.mean_tokens))
+        """What a trajectory of `tokens` so far fills of a cache, with those it lives beside."""
+        return tokens + max(0, round(GROWTH * (self.mean_tokens - tokens)))
 
-    def held_tokens(self, board: Board, server: str, more: Request | None = None) -> int:
-        """Cache that the trajectories at home on `server` (and `more`) will want; a group's prompt once."""
+    def held_tokens(self, board: Board, server: str, more: Request, *, grown: bool) -> int:
+        """Cache that `more` and the trajectories at home on `server` fill, now or `grown`; a group's prompt once."""
         prompts: dict[tuple[int, int], int] = {}
-        beyond: dict[tuple[int, int], int] = defaultdict(int)
-        for trajectory in board.loads[server].homes:
-            known, group = board.living[trajectory], (trajectory.update, trajectory.group)
-            prompts[group] = known.prompt_tokens
-            beyond[group] += max(0, self.expected_tokens(known.tokens) - known.prompt_tokens)
-        if more is not None:
-            prompt = prompts.setdefault(more.group, more.tokens)
-            beyond[more.group] += max(0, self.expected_tokens(more.tokens) - prompt)
-        return sum(prompts.values()) + sum(beyond.values())
+        beyond = 0
+        here = [(t, board.living[t].prompt_tokens, board.living[t].tokens) for t in board.loads[server].homes]
+        for trajectory, prompt, tokens in (*here, (more.trajectory, more.tokens, more.tokens)):
+            prompt = prompts.setdefault((trajectory.update, trajectory.group), prompt)
+            beyond += max(0, (self.expected_tokens(tokens) if grown else tokens) - prompt)
+        return sum(prompts.values()) + beyond
 
     def _admit(self, request: Request, board: Board, servers: list[str]) -> str | None:
         """The server that would hold the least with it, of those where it fits; an empty one takes anything."""
-        held = {name: self.held_tokens(board, name, request) for name in servers}
-        fits = [n for n in servers if held[n] <= self.cache_tokens or not board.loads[n].homes]
-        return min(fits, key=lambda name: (held[name], name), default=None)
+        fits = [
+            name
+            for name in servers
+            if not board.loads[name].homes or self.held_tokens(board, name, request, grown=True) <= self.cache_tokens
+        ]
+        return min(fits, key=lambda n: (self.held_tokens(board, n, request, grown=False), n), default=None)
 
     def _spill(self, request: Request, known: Living, board: Board, servers: list[str]) -> str | None:
         if request.tokens > self.spill_tokens:

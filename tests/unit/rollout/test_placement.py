@@ -106,17 +106,17 @@ def test_the_prompt_of_a_group_counts_once():
     front = Front(policy)
     front.turn(0, 800, A)
     request = front.arrive(1, 800)
-    assert policy.held_tokens(front.board, A, request) == 810
+    assert policy.held_tokens(front.board, A, request, grown=True) == 810
     assert front.grants(A) == [(1, A)]
 
 
 def test_admission_expects_the_length_at_which_trajectories_end():
     front = Front(cache_aware(in_flight=8, cache_tokens=1000))
-    front.turn(0, 690, A)
+    front.turn(0, 890, A)
     front.board.forget(TrajectoryId(0, 0, 0))
     front.turn(1, 100, A, group=1)
     front.arrive(2, 100, group=2)
-    assert front.grants(A) == [], "two trajectories of 700 do not fit 1000"
+    assert front.grants(A) == [], "two on their way from 100 tokens to 900 do not fit 1000"
 
 
 def test_a_short_context_leaves_a_crowded_home_once_and_a_long_one_never():
