@@ -6,8 +6,8 @@
 
 The rules are those of SGLang's radix cache at page size 1: at least the last prompt token is computed anew; a prompt
 enters the tree when it has been computed, what was sampled when the request ends; whole leaves are evicted, least
-recently used first, never one that a running request stands on. `tests/integration/test_placement.py` holds it to a
-real server's `cached_tokens`.
+recently used first, never one that a running request stands on. A test holds it to a real server's `cached_tokens`,
+request by request (`tests/integration/test_prefix_cache_model.py`).
 """
 
 from __future__ import annotations

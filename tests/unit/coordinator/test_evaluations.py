@@ -16,6 +16,7 @@ from megathunder.coordinator.coordinator import Coordinator
 from megathunder.coordinator.persistence import Persistence
 from megathunder.coordinator.replay import ReplayedSupply, read_recorded
 from megathunder.coordinator.rollouts import Rollouts
+from megathunder.coordinator.sizing import GroupSizes
 from megathunder.coordinator.supply import NoServers
 from megathunder.evaluation import EVALUATION
 from megathunder.evaluation.cadence import read_evaluations
@@ -73,6 +74,7 @@ def trained(path: Path, schedule: str, **run: object) -> tuple[list[MetricsRow],
         supply=supply,
         persistence=Persistence(config=config, folder=RunFolder(folder), learner=learner),  # type: ignore
         servers=NoServers(),
+        sizes=GroupSizes(config, chooses=False),
         learner=learner,  # type: ignore[arg-type]
         shape=None,  # type: ignore[arg-type]
         peak_flops=0.0,
