@@ -36,6 +36,7 @@ from megathunder.errors import TORCHRUN_FILE, ConfigError, InfrastructureFailure
 from megathunder.types import (
     Differentiate,
     ExportPolicy,
+    FinishCheckpoint,
     Fold,
     Hello,
     LoadCheckpoint,
@@ -249,6 +250,7 @@ def _learn(config: Config, folder: Path, coordinator: CoordinatorProcess | None)
         TakeStep: learner.take_step,
         Publish: publisher.publish,
         SaveCheckpoint: learner.save_checkpoint,
+        FinishCheckpoint: learner.finish_checkpoint,
         LoadCheckpoint: learner.load_checkpoint,
         ExportPolicy: learner.export_policy,
     }

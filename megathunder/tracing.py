@@ -6,7 +6,8 @@ Events are appended as JSON lines to `events.jsonl` and drawn by `metrics/timeli
     learner/<cell>  one learner cell; names: differentiate, fold, step, publish, save
     update          the phases of update `update=k`: rollout (first request to last reward), tail (to last backward),
                     suffix (to the last server's acknowledgement)
-    run             marks: start, evaluate, restart ...
+    run             marks: start, evaluate, restart ...; save, while the learner waits for it
+    checkpoint      write: a save in the background, until it is complete
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import TextIO
 
 UPDATE_LANE = "update"
 RUN_LANE = "run"
+CHECKPOINT_LANE = "checkpoint"
 ROLLOUT_LANES = "rollout/"
 LEARNER_LANES = "learner/"
 

@@ -297,10 +297,18 @@ class Publish(Wire):
 
 
 class SaveCheckpoint(Wire):
-    """Write weights, optimizer, counters and generators into `folder`. Every rank takes part."""
+    """Write weights, optimizer, counters and generators into `folder`. Every rank takes part. In the background: copy
+    them to host memory, write from there beside other work, and say so in the folder (`learner/written.py`)."""
 
     item: int
     folder: str
+    background: bool = False
+
+
+class FinishCheckpoint(Wire):
+    """Complete what a save in the background has written. Every rank takes part, once each has written."""
+
+    item: int
 
 
 class LoadCheckpoint(Wire):
@@ -321,7 +329,17 @@ class Shutdown(Wire):
     item: int
 
 
-Command = Differentiate | Fold | TakeStep | Publish | SaveCheckpoint | LoadCheckpoint | ExportPolicy | Shutdown
+Command = (
+    Differentiate
+    | Fold
+    | TakeStep
+    | Publish
+    | SaveCheckpoint
+    | FinishCheckpoint
+    | LoadCheckpoint
+    | ExportPolicy
+    | Shutdown
+)
 
 
 class WorkStats(Wire):

@@ -38,6 +38,8 @@ class RunConfig:
     """Write the policy to `policies/update_<n>/` every n updates, for tools/evaluate.py --runs; 0: only at the end."""
     checkpoint_every: int = 0
     """Save a checkpoint every n updates; 0: only at the end."""
+    checkpoint_background: bool = True
+    """Write checkpoints beside the next update, from a copy in host memory; false: before it. The last is waited for."""
     keep_checkpoints: int = 2
     """Newest checkpoints to keep."""
     resume: bool = False

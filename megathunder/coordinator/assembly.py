@@ -94,13 +94,15 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
         await learner.connect(LEARNER_START_S)
         sizes = GroupSizes(config)
         supply = SampledSupply(config, source, collector, sizes)
+        persistence = Persistence(config=config, folder=folder, learner=learner, supply=supply, controls=(sizes,))
+        stack.push_async_callback(persistence.abandon)
         yield Parts(
             config=config,
             agenda=Agenda(config),
             monitor=monitor,
             supply=supply,
             sizes=sizes,
-            persistence=Persistence(config=config, folder=folder, learner=learner, supply=supply, controls=(sizes,)),
+            persistence=persistence,
             servers=servers,
             learner=learner,
             shape=read_model_shape(config.learner.model),

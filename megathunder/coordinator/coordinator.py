@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from megathunder.checkpoint.folder import newest
 from megathunder.checkpoint.resume import find_resumption
 from megathunder.coordinator import reached
 from megathunder.coordinator.assembly import Parts
@@ -104,6 +105,11 @@ class Coordinator:
             say(f"stopped after {self.update} updates{f'; saved {saved}' if saved else ''}; --run.resume goes on")
         elif policy := await persistence.export():
             say(f"policy: {policy}")
+
+    def tell_last_checkpoint(self) -> None:
+        """Say where a run that failed can go on from."""
+        if found := newest(self.parts.persistence.folder.checkpoints, lambda _: None):
+            self.parts.monitor.say(f"the last checkpoint is {found}; --run.resume goes on from it")
 
     # ------------------------------------------------------------------------------------------ rollouts
 
@@ -251,12 +257,14 @@ class Coordinator:
         )
         self._device_hours = row.device_hours
         self.parts.monitor.row(row)
+        persistence, goes_on = self.parts.persistence, update + 1 < run.updates
+        persistence.check()
         if found:
             self._keep(found, update + 1)
         if run.export_every and (update + 1) % run.export_every == 0:
-            await self.parts.persistence.export(update + 1)
-        if self.parts.persistence.due(update):
-            await self.parts.persistence.save(update + 1, self.version, elapsed_s=self.elapsed_s)
+            await persistence.export(update + 1)
+        if persistence.due(update):
+            await persistence.save(update + 1, self.version, elapsed_s=self.elapsed_s, background=goes_on)
 
     async def evaluate(self) -> Score | None:
         """The score on the held-out tasks under the published version, at the training temperature; None when the run

@@ -40,7 +40,16 @@ from megathunder.learner.price import Price
 from megathunder.learner.recording import record_tensors
 from megathunder.learner.release import Release
 from megathunder.learner.weights import export_weights, save_hf
-from megathunder.types import Differentiate, ExportPolicy, Fold, LoadCheckpoint, SaveCheckpoint, TakeStep, WorkStats
+from megathunder.types import (
+    Differentiate,
+    ExportPolicy,
+    FinishCheckpoint,
+    Fold,
+    LoadCheckpoint,
+    SaveCheckpoint,
+    TakeStep,
+    WorkStats,
+)
 
 
 class Learner:
@@ -80,6 +89,7 @@ class Learner:
         self._price = Price.of(transformer, self.bundle.vocab_size)
         self._version: int | None = None  # of the update in progress
         self._stale_below = -1
+        self._saving: state.Saving | None = None
 
     @property
     def local_parameters(self) -> int:
@@ -155,8 +165,18 @@ class Learner:
         self.others.before_step()
 
     def save_checkpoint(self, command: SaveCheckpoint) -> WorkStats:
-        """`save` as a command."""
-        self.save(Path(command.folder))
+        """`save` as a command; in the background it answers once a copy is in host memory."""
+        if not command.background:
+            self.save(Path(command.folder))
+            return WorkStats()
+        self._saving = state.Saving(Path(command.folder), self._chunks, self.stepper, self._stale_below)
+        self._saving.start()
+        return WorkStats()
+
+    def finish_checkpoint(self, command: FinishCheckpoint) -> WorkStats:
+        """Complete what a save in the background has written."""
+        self._saving.finish()
+        self._saving = None
         return WorkStats()
 
     def load_checkpoint(self, command: LoadCheckpoint) -> WorkStats:

@@ -5,13 +5,13 @@
 
 Of a model with low-rank adapters they alone are written: the rest is the folder that the run started from.
 
-Called by `Learner.save` and `Learner.load`; every rank of the job takes part. Who names folders, makes them atomic and
+Called by `Learner.save` and `Learner.load`; every rank of the job takes part. A save may write in the background
+(`Saving.start`), from a copy; the learner meets again for `finish`. Who names folders, makes them atomic and
 keeps the newest is the checkpoint room. Refuses a folder without `learner.json`.
 """
 
 from __future__ import annotations
 
-import queue
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,8 +21,6 @@ import msgspec
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.strategies import filesystem_async
-from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
@@ -30,6 +28,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megathunder.errors import UserError
 from megathunder.learner.generators import load_generators, save_generators
 from megathunder.learner.optimizer import Stepper
+from megathunder.learner.snapshot import Snapshot
 from megathunder.learner.weights.local import ADAPTER
 
 
@@ -42,22 +41,41 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     policy_version: int
 
 
-def save(folder: Path, chunks: Sequence[DistributedDataParallel], stepper: Stepper, policy_version: int) -> None:
-    """Write this rank's part; returns when every rank has written."""
-    if dist.get_rank() == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-    dist.barrier()
-    _write(_sharded(chunks, stepper.optimizer), folder)
-    save_generators(folder, dist.get_rank(), dist.get_world_size())
-    if dist.get_rank() == 0:
-        counters = Counters(
+class Saving:
+    """A checkpoint that is being saved; every rank of the job makes one at the same time. `write` or `start`, then
+    `finish`."""
+
+    def __init__(
+        self, folder: Path, chunks: Sequence[DistributedDataParallel], stepper: Stepper, policy_version: int
+    ) -> None:
+        if dist.get_rank() == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+        dist.barrier()
+        self._folder = folder
+        self._snapshot = Snapshot(_sharded(chunks, stepper.optimizer), folder)
+        save_generators(folder, dist.get_rank(), dist.get_world_size())
+        self._counters = Counters(
             updates_done=stepper.updates_done,
             steps_taken=stepper.steps_taken,
             bad_in_a_row=stepper.bad_in_a_row,
             policy_version=policy_version,
         )
-        (folder / "learner.json").write_bytes(msgspec.json.encode(counters))
-    dist.barrier()
+        # From here on they may change: `start` copies what `write` reads.
+        self.write, self.start = self._snapshot.write, self._snapshot.start
+
+    def finish(self) -> None:
+        """When every rank has written; the folder can be loaded from then on."""
+        self._snapshot.finish()
+        if dist.get_rank() == 0:
+            (self._folder / "learner.json").write_bytes(msgspec.json.encode(self._counters))
+        dist.barrier()
+
+
+def save(folder: Path, chunks: Sequence[DistributedDataParallel], stepper: Stepper, policy_version: int) -> None:
+    """Write this rank's part; returns when every rank has written."""
+    saving = Saving(folder, chunks, stepper, policy_version)
+    saving.write()
+    saving.finish()
 
 
 def load(folder: Path, chunks: Sequence[DistributedDataParallel], stepper: Stepper) -> Counters:
@@ -87,28 +105,6 @@ def load(folder: Path, chunks: Sequence[DistributedDataParallel], stepper: Stepp
     stepper.bad_in_a_row = counters.bad_in_a_row
     load_generators(folder, dist.get_rank(), dist.get_world_size())
     return counters
-
-
-def _write(state: dict[str, Any], folder: Path) -> None:
-    """Megatron's save, carried out in this process. Its own writer starts processes: seconds each, and a signal to this
-    process group (torchrun sends one before it ends) would kill them in the middle."""
-    filesystem_async._results_queue = queue.SimpleQueue()
-    request = dist_checkpointing.save(state, str(folder), async_sharded_save=True)
-    if request.async_fn is not None:  # this rank has something to write
-        (transforms, *_), written = request.async_fn.args, {}
-        _, buckets, results = request.async_fn_args
-        for index, bucket in enumerate(request.preload_fn() if request.preload_fn else buckets):
-            answer, count = queue.SimpleQueue(), queue.Queue()
-            count.put(index)
-            FileSystemWriterAsync.write_preloaded_data(transforms, index, bucket, answer, count, use_fsync=True)
-            _, outcome = answer.get()
-            if isinstance(outcome, Exception):
-                raise outcome
-            written[index] = outcome
-        results.put(written)
-    dist.barrier()
-    for finalize in request.finalize_fns:
-        finalize()
 
 
 def _sharded(

@@ -2,7 +2,7 @@
 
     Differentiate, Fold            the cell alone
     TakeStep                       every rank of the job, at the same time
-    SaveCheckpoint, LoadCheckpoint every rank of the job, at the same time
+    Save-, Finish-, LoadCheckpoint every rank of the job, at the same time
     Publish, ExportPolicy          the cell that holds rank 0
     Shutdown                       every rank; the loop ends
 

@@ -1,12 +1,15 @@
 """The barrier: resuming, skipping, bad gradients, stale tokens, learning rates."""
 
 import random
+import threading
 
 import pytest
 import torch
 
 from megathunder.errors import MegathunderError, StalePolicyError
-from megathunder.types import BATCH, Differentiate, TakeStep
+from megathunder.learner import written
+from megathunder.learner.snapshot import Snapshot
+from megathunder.types import BATCH, Differentiate, FinishCheckpoint, SaveCheckpoint, TakeStep
 from tests.equality import worlds
 
 
@@ -40,6 +43,43 @@ def test_ten_updates_equal_five_and_resume_and_five(folder, tmp_path, settings):
         stats = update(second, k)
     assert stats.stepped
     assert all(torch.equal(a, b) for a, b in zip(weights(straight), weights(second), strict=True))
+
+
+@pytest.mark.parametrize("settings", [{}, {"accumulator": "exact"}, {"distributed_optimizer": True}])
+def test_a_save_in_the_background_is_of_the_moment_it_was_asked_for(folder, tmp_path, settings, monkeypatch):
+    config = worlds.make_config(folder, warmup_updates=3, **settings)
+    straight, resumed = (worlds.make_learner(config, seed) for seed in (1, 2))
+    later = threading.Event()
+    write = Snapshot.write
+    monkeypatch.setattr(Snapshot, "write", lambda self: later.wait(60) and write(self))
+    for k in range(2):
+        update(straight, k)
+    files = tmp_path / "checkpoint"
+    straight.save_checkpoint(SaveCheckpoint(item=0, folder=str(files), background=True))
+    for k in range(2, 4):
+        update(straight, k)
+    assert not written.heard(files), "not a byte before two more updates have changed every weight and moment"
+    later.set()
+    straight.finish_checkpoint(FinishCheckpoint(item=1))
+    assert written.heard(files) == {0: ""}
+    resumed.load(files)
+    for k in range(2, 4):
+        update(resumed, k)
+    assert all(torch.equal(a, b) for a, b in zip(weights(straight), weights(resumed), strict=True))
+
+
+def test_a_save_in_the_background_that_fails_says_so(folder, tmp_path, monkeypatch):
+    learner = worlds.make_learner(worlds.make_config(folder))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Snapshot, "write", full)
+    learner.save_checkpoint(SaveCheckpoint(item=0, folder=str(tmp_path), background=True))
+    with pytest.raises(OSError, match="No space"):
+        learner.finish_checkpoint(FinishCheckpoint(item=1))
+    assert "No space" in written.heard(tmp_path)[0]
+    assert not (tmp_path / "learner.json").exists()
 
 
 def test_an_all_equal_batch_makes_no_step_and_the_schedule_goes_on(folder):

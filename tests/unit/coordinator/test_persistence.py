@@ -1,0 +1,115 @@
+"""Saving: in what order, at most one in the background, and an error that surfaces by the next save."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from megathunder.checkpoint.folder import newest
+from megathunder.checkpoint.state import read_state
+from megathunder.config import Config
+from megathunder.coordinator.persistence import Persistence
+from megathunder.errors import MegathunderError
+from megathunder.learner import written
+from megathunder.metrics.folder import RunFolder
+from megathunder.tasks import SourceState
+from megathunder.types import FinishCheckpoint, SaveCheckpoint
+
+
+class WritingLearner:
+    """Two ranks that write when the test says so."""
+
+    ranks = 2
+
+    def __init__(self) -> None:
+        self.commands: list[object] = []
+        self.files = Path()
+
+    async def everywhere(self, make: Callable[[int], object], timeout_s: float) -> None:
+        command = make(len(self.commands))
+        self.commands.append(command)
+        if isinstance(command, SaveCheckpoint):
+            self.files = Path(command.folder)
+            self.files.mkdir(parents=True)
+            if not command.background:
+                (self.files / "learner.json").write_text("{}")
+        if isinstance(command, FinishCheckpoint):
+            assert len(written.heard(self.files)) == self.ranks
+            (self.files / "learner.json").write_text("{}")
+
+    def check(self) -> None:
+        pass
+
+
+def run(
+    folder: Path, work: Callable[[Persistence, WritingLearner], Awaitable[None]], *, background: bool = True
+) -> None:
+    base = Config()
+    config = dataclasses.replace(base, run=dataclasses.replace(base.run, checkpoint_background=background))
+    learner = WritingLearner()
+    supply = SimpleNamespace(position=lambda update: SourceState(epoch=0, cursor=update))
+    persistence = Persistence(config=config, folder=RunFolder(folder), learner=learner, supply=supply)  # type: ignore
+    asyncio.run(work(persistence, learner))
+
+
+def test_a_background_save_is_marked_once_every_rank_has_written(tmp_path: Path) -> None:
+    checkpoints = RunFolder(tmp_path).checkpoints
+
+    async def work(persistence: Persistence, learner: WritingLearner) -> None:
+        assert await persistence.save(3, 3, elapsed_s=1.0, background=True) is None
+        written.tell(learner.files, 1)
+        await asyncio.sleep(0.3)
+        persistence.check()
+        assert newest(checkpoints, pytest.fail) is None and len(learner.commands) == 1
+        written.tell(learner.files, 0)
+        await persistence.settle()
+        assert isinstance(learner.commands[-1], FinishCheckpoint)
+
+    run(tmp_path, work)
+    saved = newest(checkpoints, pytest.fail)
+    assert read_state(saved).update == 3
+    assert [path.name for path in (saved / "learner").iterdir()] == ["learner.json"]
+
+
+def test_the_next_save_waits_for_the_one_in_the_background(tmp_path: Path) -> None:
+    async def work(persistence: Persistence, learner: WritingLearner) -> None:
+        await persistence.save(1, 1, elapsed_s=1.0, background=True)
+        final = asyncio.create_task(persistence.save(2, 2, elapsed_s=2.0))
+        await asyncio.sleep(0.3)
+        assert len(learner.commands) == 1 and not final.done()
+        for rank in range(2):
+            written.tell(learner.files, rank)
+        assert (await final).name == "update_00002"
+
+    run(tmp_path, work)
+    names = sorted(path.name for path in RunFolder(tmp_path).checkpoints.iterdir())
+    assert names == ["update_00001", "update_00002"]
+
+
+def test_a_background_save_that_failed_is_told_by_the_next_update_and_leaves_no_checkpoint(tmp_path: Path) -> None:
+    async def work(persistence: Persistence, learner: WritingLearner) -> None:
+        await persistence.save(1, 1, elapsed_s=1.0, background=True)
+        written.tell(learner.files, 0)
+        written.tell(learner.files, 1, "OSError: No space left on device")
+        await asyncio.sleep(0.3)
+        with pytest.raises(MegathunderError, match="rank 1 could not write .* No space"):
+            persistence.check()
+        with pytest.raises(MegathunderError, match="No space"):
+            await persistence.save(2, 2, elapsed_s=2.0)
+        await persistence.abandon()
+
+    run(tmp_path, work)
+    assert newest(RunFolder(tmp_path).checkpoints, pytest.fail) is None
+
+
+def test_without_the_setting_a_save_is_complete_before_the_run_goes_on(tmp_path: Path) -> None:
+    async def work(persistence: Persistence, learner: WritingLearner) -> None:
+        assert (await persistence.save(1, 1, elapsed_s=1.0, background=True)).name == "update_00001"
+        assert [command.background for command in learner.commands] == [False]
+
+    run(tmp_path, work, background=False)
