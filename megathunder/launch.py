@@ -150,7 +150,7 @@ class CoordinatorProcess:
 def run_rank(config: Config, folder: Path) -> int:
     """One learner rank from start to end; returns the exit status."""
     ranks = Ranks.from_environment()
-    cells = ranks.world // _ranks_of_a_cell(config)
+    cells = ranks.world // config.learner.ranks_of_a_cell
     if "TORCHELASTIC_RUN_ID" in os.environ:
         _die_with_parent()  # torchrun, which may be killed itself
     coordinator = None
@@ -289,11 +289,3 @@ def _share_endpoint(coordinator: CoordinatorProcess | None) -> Endpoint:
         dist.broadcast_object_list(known, 0)  # among this job's own ranks
     address, token = known[0]
     return Endpoint(address=address, token=token)
-
-
-def _ranks_of_a_cell(config: Config) -> int:
-    """Ranks whose forward passes are coupled by collectives; experts may tie several replicas together."""
-    learner = config.learner
-    coupled = learner.tensor_parallel * learner.pipeline_parallel * learner.context_parallel
-    expert_tensor = learner.expert_tensor_parallel or learner.tensor_parallel
-    return max(coupled, learner.expert_parallel * expert_tensor * learner.pipeline_parallel)

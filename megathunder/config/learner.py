@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -75,3 +76,11 @@ class LearnerConfig:
     """Updates in a row with a NaN or infinite gradient before the run stops."""
     megatron: dict[str, str] = field(default_factory=dict)
     """Further TransformerConfig, OptimizerConfig or DDP fields by name, as strings."""
+
+    @property
+    def ranks_of_a_cell(self) -> int:
+        """Ranks coupled by collectives of a forward pass. A stage's ranks are shared out twice, in runs of tensor x
+        context and in runs of expert tensor x expert; both begin anew together at common multiples only."""
+        expert_tensor = self.expert_tensor_parallel or self.tensor_parallel
+        dense, expert = self.tensor_parallel * self.context_parallel, expert_tensor * self.expert_parallel
+        return self.pipeline_parallel * math.lcm(dense, expert)

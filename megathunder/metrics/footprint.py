@@ -11,6 +11,7 @@ With n trained parameters on the rank (all of them, or the adapters), of type si
     accumulators 4 n each (8 n in exact mode), in host memory if they are placed there;
     scratch where a backward pass cannot add to the accumulator directly: host 4 n, of a GPU two of them and the copies'
     buffers; exact 8 n, the integer batch;
+    checkpoint: a copy, in host memory, of the trained weights and the optimizer, while one is written in the background;
     activations of one micro-batch of `pack_tokens` / c tokens (estimate), its logits (estimate).
 
 Called by `plan.py`; pure. Sizes are exact up to Megatron's padding of buffers; estimates are named so.
@@ -67,6 +68,7 @@ class Memory:
     program: int
     accumulators_on_host: bool
     host_program: int
+    checkpoint: int
     server_weights: int
     server_cache: int
 
@@ -84,12 +86,18 @@ class Memory:
             "logits (estimate)": self.logits,
             "publication": self.publication,
             "CUDA, NCCL": self.program,
+            "checkpoint": 0 if self.program else self.checkpoint,
         }
 
     @property
     def host_parts(self) -> dict[str, int]:
         """What lies in host memory beside it."""
-        return {"accumulators": self.accumulators if self.accumulators_on_host else 0, "program": self.host_program}
+        held = self.accumulators if self.accumulators_on_host else 0
+        return {
+            "accumulators": held,
+            "program": self.host_program,
+            "checkpoint": self.checkpoint if self.program else 0,
+        }
 
     @property
     def device(self) -> int:
@@ -152,10 +160,12 @@ def make_memory(config: Config, shape: ModelShape, *, ranks: int, on_gpu: bool) 
     cache = 2 * shape.layers * shape.kv_heads * shape.head_size * server_size // min(shares, shape.kv_heads)
     through = (2 * element * trained.total + COPY_BUFFER_BYTES) if on_gpu else element * trained.total
     scratch = 8 * trained.total if exact else through if host and accumulators else 0
+    optimizer = _optimizer_bytes(learner, trained, ranks, size)
+    copied = config.run.checkpoint_background and 0 < config.run.checkpoint_every < config.run.updates
     return Memory(
         weights=held * size,
         gradient=trained.total * element,
-        optimizer=_optimizer_bytes(learner, trained, ranks, size),
+        optimizer=optimizer,
         accumulators=accumulators * trained.total * (8 if exact else element),
         scratch=scratch,
         activations=_activation_bytes(config, shape, size),
@@ -164,16 +174,10 @@ def make_memory(config: Config, shape: ModelShape, *, ranks: int, on_gpu: bool) 
         program=GPU_PROGRAM_BYTES if on_gpu else 0,
         accumulators_on_host=host and on_gpu,
         host_program=HOST_PROGRAM_BYTES if on_gpu else 0,
+        checkpoint=trained.total * size + optimizer if copied else 0,
         server_weights=shape.parameters * server_size // shares,
         server_cache=config.rollout.max_total_tokens * cache,
     )
-
-
-def ranks_of_a_cell(learner: LearnerConfig) -> int:
-    """Ranks coupled by collectives of a forward pass."""
-    pipeline = learner.pipeline_parallel
-    coupled = learner.tensor_parallel * learner.context_parallel * pipeline
-    return max(coupled, learner.expert_parallel * _expert_tensor(learner) * pipeline)
 
 
 # ---------------------------------------------------------------------------------------------- private

@@ -20,7 +20,6 @@ from megathunder.metrics.footprint import (
     accumulators_held,
     make_memory,
     rank_parameters,
-    ranks_of_a_cell,
     trained_parameters,
 )
 
@@ -44,7 +43,7 @@ class Plan:
 
     @property
     def cells(self) -> int:
-        return max(self.ranks // ranks_of_a_cell(self.config.learner), 1)
+        return max(self.ranks // self.config.learner.ranks_of_a_cell, 1)
 
     @property
     def servers(self) -> int:

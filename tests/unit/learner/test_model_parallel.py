@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from megatron.core.parallel_state import RankGenerator
 
 from megathunder.config.learner import LearnerConfig
 from megathunder.errors import ConfigError
@@ -33,6 +34,37 @@ def test_one_process_is_one_cell_that_it_leads() -> None:
 )
 def test_cells_are_connected_components(groups: list[list[int]], cells: list[tuple[int, ...]]) -> None:
     assert join_coupled(groups) == cells
+
+
+def coupled(config: LearnerConfig, world: int) -> list[list[int]]:
+    """The groups that share a collective in a forward pass, as Megatron-Core numbers the ranks."""
+    order, stages = "tp-cp-ep-dp-pp", config.pipeline_parallel
+    tensor, context, expert = config.tensor_parallel, config.context_parallel, config.expert_parallel
+    expert_tensor = config.expert_tensor_parallel or tensor
+    copies = world // (tensor * context * stages)
+    dense = RankGenerator(tp=tensor, ep=1, dp=copies, pp=stages, cp=context, order=order)
+    copies = world // (expert_tensor * expert * stages)
+    experts = RankGenerator(tp=expert_tensor, ep=expert, dp=copies, pp=stages, cp=1, order=order)
+    return [*dense.get_ranks("tp-cp"), *dense.get_ranks("pp"), *experts.get_ranks("tp-ep")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "world", "ranks"),
+    [
+        ({}, 4, 1),
+        ({"tensor_parallel": 4, "expert_parallel": 2, "expert_tensor_parallel": 1}, 8, 4),
+        ({"tensor_parallel": 4, "expert_parallel": 16, "expert_tensor_parallel": 1}, 32, 16),
+        ({"tensor_parallel": 2, "expert_parallel": 3, "expert_tensor_parallel": 1}, 12, 6),
+        ({"tensor_parallel": 2, "context_parallel": 2, "expert_parallel": 6, "expert_tensor_parallel": 1}, 24, 12),
+        ({"tensor_parallel": 3, "pipeline_parallel": 2, "expert_parallel": 2, "expert_tensor_parallel": 1}, 24, 12),
+        ({"context_parallel": 4, "expert_parallel": 2, "pipeline_parallel": 3}, 24, 12),
+    ],
+)
+def test_a_cell_has_as_many_ranks_as_megatron_couples(settings: dict[str, int], world: int, ranks: int) -> None:
+    config = LearnerConfig(**settings)
+    cells = join_coupled(coupled(config, world))
+    assert {len(cell) for cell in cells} == {config.ranks_of_a_cell} == {ranks}
+    assert len(cells) == world // ranks
 
 
 @pytest.mark.parametrize(
