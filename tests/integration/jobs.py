@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -97,22 +97,38 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
-def command(ranks: int) -> list[str]:
+TORCHRUN = ("-m", "torch.distributed.run")
+STOPPABLE = ("tools/torchrun.py",)
+
+
+def command(ranks: int, launcher: Sequence[str] = TORCHRUN) -> list[str]:
     """`python tools/train.py`, or torchrun over it."""
-    if not ranks:
-        return [sys.executable, "tools/train.py"]
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    return [*run, "tools/train.py"]
+    run = [*launcher, "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
+    return [sys.executable, *run, "tools/train.py"]
 
 
 @contextlib.contextmanager
-def job(folder: Path, name: str, *, ranks: int = 0, config: str = "shell_grpo", **settings: object) -> Iterator[Job]:
+def job(
+    folder: Path,
+    name: str,
+    *,
+    ranks: int = 0,
+    launcher: Sequence[str] = TORCHRUN,
+    config: str = "shell_grpo",
+    **settings: object,
+) -> Iterator[Job]:
     """A running job (`ranks` 0: without torchrun); killed with all its processes on the way out."""
     words = [f"--{key}={value}" for key, value in {**SMALL, **settings}.items()]
     log = folder / f"{name}.{time.monotonic_ns()}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command(ranks), "--config", f"examples/{config}.toml", f"--run.folder={folder}", f"--run.name={name}"]
+            [
+                *command(ranks, launcher),
+                "--config",
+                f"examples/{config}.toml",
+                f"--run.folder={folder}",
+                f"--run.name={name}",
+            ]
             + words,
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},

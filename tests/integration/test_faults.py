@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import Job, job
+from jobs import STOPPABLE, Job, job
 
 from megathunder.checkpoint.folder import newest
 from megathunder.checkpoint.state import read_state
@@ -113,9 +113,11 @@ def test_a_killed_coordinator_ends_the_job_clearly_and_leaves_nothing(tmp_path: 
         killed(running, running.named("megathunder.coordinator.process")[0].pid, "error: the coordinator was ended")
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
-def test_a_signal_ends_the_run_cleanly_and_sigterm_saves_it(tmp_path: Path, number: int, status: int) -> None:
-    with job(tmp_path, "signal", **{"run.updates": 50}, **SLOW) as running:
+@pytest.mark.parametrize(("number", "status", "ranks"), [(signal.SIGINT, 130, 0), (signal.SIGTERM, 0, 2)])
+def test_a_signal_ends_the_run_cleanly_and_sigterm_saves_it(
+    tmp_path: Path, number: int, status: int, ranks: int
+) -> None:
+    with job(tmp_path, "signal", ranks=ranks, launcher=STOPPABLE, **{"run.updates": 50}, **SLOW) as running:
         running.wait_for_update(1)
         running.process.send_signal(number)
         assert running.end(LIMIT_S) == status, running.output()

@@ -16,6 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from megathunder.checkpoint.folder import newest
+from megathunder.checkpoint.state import read_state
 from megathunder.config import Config
 from megathunder.errors import ConfigError
 from megathunder.launch import Ranks
@@ -29,7 +31,8 @@ LIMIT_S = 240.0
 
 def start_agent(machine: int, port: int, output: Path, *settings: str, per_machine: int = 1) -> subprocess.Popen:
     """The torchrun agent of machine 0 or 1; machine 0 serves the rendezvous."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", str(per_machine)]
+    command = [sys.executable, str(ROOT / "tools" / "torchrun.py"), "--nnodes", "2"]
+    command += ["--nproc-per-node", str(per_machine)]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.2:{port}", "--rdzv-id", "two"]
     command += ["--rdzv-conf", f"is_host={int(machine == 0)}", "--local-addr", f"127.0.0.{2 + machine}"]
     command += [str(ROOT / "tools" / "train.py"), "--config", str(ROOT / "examples" / "shell_grpo.toml"), *settings]
@@ -56,30 +59,35 @@ def listening(process: subprocess.Popen) -> set[str]:
 
 
 @pytest.mark.slow
-def test_two_machines_take_exact_updates_together(tmp_path: Path) -> None:
-    port = free_port()
-    settings = ["--run.folder", str(tmp_path), "--run.name", "two", "--run.updates", "2", "--run.evaluate_every", "0"]
+def test_two_machines_take_exact_updates_together_and_end_well_when_told_to_stop(tmp_path: Path) -> None:
+    port, folder = free_port(), RunFolder(tmp_path / "two")
+    settings = ["--run.folder", str(tmp_path), "--run.name", "two", "--run.updates", "50", "--run.evaluate_every", "0"]
     settings += ["--run.groups_per_update", "8", "--run.group_size", "4", "--streaming.pack_tokens", "512"]
     settings += ["--tasks.latency_scale", "0.2", "--run.no-progress"]
     logs = [tmp_path / f"agent{machine}.log" for machine in range(2)]
     agents = [start_agent(machine, port, logs[machine], *settings) for machine in range(2)]
     seen: set[str] = set()
+    told = False
     try:
         deadline = time.monotonic() + LIMIT_S
         while any(agent.poll() is None for agent in agents) and time.monotonic() < deadline:
             if agents[0].poll() is None:
                 seen |= listening(agents[0])
+            if not told and folder.metrics.exists() and len(read_rows(folder.metrics)) >= 2:
+                told = True  # as a batch system does: every machine's launcher
+                for agent in agents[::-1]:
+                    agent.send_signal(signal.SIGTERM)
             time.sleep(0.5)
     finally:
         for agent in agents:
             if agent.poll() is None:
-                os.killpg(agent.pid, signal.SIGTERM)
+                os.killpg(agent.pid, signal.SIGINT)
     said = "\n".join(log.read_text() for log in logs)
     assert [agent.wait(30) for agent in agents] == [0, 0], said
     assert "127.0.0.2" in seen, f"the coordinator listened on {seen}"
-    folder = RunFolder(tmp_path / "two")
+    assert read_state(newest(folder.checkpoints, pytest.fail)).update >= 2
     rows = read_rows(folder.metrics)
-    assert [row.update for row in rows] == [0, 1]
+    assert [row.update for row in rows[:2]] == [0, 1]
     for row in rows:
         assert row.policy_lag_max == 0 and row.contributions_applied + row.contributions_dropped == 32
         assert row.step_wall_s == pytest.approx(row.rollout_s + row.tail_s + row.suffix_s)

@@ -1,0 +1,68 @@
+#!/usr/bin/env python
+"""torchrun, with one difference: a job that is told to stop, and has saved, ends with status 0.
+
+    python tools/torchrun.py --nproc-per-node N tools/train.py --config C.toml ...        every option is torchrun's
+
+torchrun itself ends with 1 whenever it gets a signal, however its ranks ended. Here it gets no SIGTERM: rank 0 does,
+saves a checkpoint and takes the other ranks along, torchrun sees every rank end with 0, and so does this. On a machine
+without rank 0 the first SIGTERM waits for rank 0's machine to get one too. The second one ends the job at once, as
+SIGINT does. The status is torchrun's, 128 + n where signal n ended it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import signal
+import subprocess
+import sys
+
+import psutil
+
+PR_SET_PDEATHSIG = 1
+HANDLED = "SIGINT,SIGHUP,SIGQUIT"  # by torchrun: its own list without SIGTERM
+
+
+def main(argv: list[str]) -> int:
+    """Run torchrun with `argv` and watch over it."""
+    torchrun = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--signals-to-handle", HANDLED, *argv],
+        start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
+        preexec_fn=_before_torchrun,
+    )
+    told = False
+
+    def stop(number: int, _: object) -> None:
+        nonlocal told
+        ranks = _ranks(torchrun.pid)
+        if number == signal.SIGTERM and not told and ranks:
+            told = True
+            for process in ranks.get("0", []):
+                process.send_signal(number)
+        else:
+            torchrun.send_signal(signal.SIGINT)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    status = torchrun.wait()
+    return status if status >= 0 else 128 - status
+
+
+def _ranks(agent: int) -> dict[str, list[psutil.Process]]:
+    """Rank -> its process, of those that torchrun has started on this machine."""
+    found: dict[str, list[psutil.Process]] = {}
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(agent).children():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                found.setdefault(child.environ().get("RANK", ""), []).append(child)
+    return found
+
+
+def _before_torchrun() -> None:
+    """A SIGTERM to everything at once must not reach it either; it ends its ranks when this process is killed."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
