@@ -40,6 +40,7 @@ LAWS_OF_THE_MACHINE = (
     machine.the_router_is_installed,
     machine.cores_exist,
     machine.devices_exist,
+    machine.kernels_are_installed,
     machine.servers_are_not_open_to_the_network,
     machine.ports_are_free,
 )

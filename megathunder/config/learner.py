@@ -17,6 +17,9 @@ class LearnerConfig:
     """Parameter and activation type; gradients accumulate in at least float32."""
     device: str = "auto"
     """`cpu`, `cuda` or `auto`."""
+    layers: Literal["auto", "local", "transformer_engine"] = "auto"
+    """Whose linear layers and norms: Megatron-Core's own, or Transformer Engine's, which FP8 needs (`megatron.fp8`);
+    auto: the latter on CUDA where it is installed."""
     cpu_cores: tuple[int, ...] = ()
     """Pin the learner ranks to these cores (one thread each); empty: no pinning."""
     tensor_parallel: int = 1
@@ -56,6 +59,9 @@ class LearnerConfig:
     shared_prompt: Literal["off", "group", "packed"] = "off"
     """A group's prompt is computed once instead of once a trajectory: `group` once a cell and update, its activations
     held until the group is closed; `packed` once a micro-batch, nothing held."""
+    optimizer: Literal["auto", "torch", "apex", "transformer_engine"] = "auto"
+    """Whose AdamW: torch's, or the fused one of NVIDIA's apex or of Transformer Engine; auto: a fused one on CUDA where
+    one is installed."""
     learning_rate: float = 5e-4
     """Step size of AdamW after the warm-up."""
     min_learning_rate: float = 0.0

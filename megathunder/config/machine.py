@@ -8,6 +8,7 @@ import socket
 from importlib.util import find_spec
 from pathlib import Path
 
+from megathunder.config.kernels import adam_of, layers_of
 from megathunder.config.root import Config
 from megathunder.errors import ConfigError
 
@@ -103,6 +104,14 @@ def devices_exist(config: Config) -> None:
                 expected="a GPU",
                 remedy=f"set {setting} = 'auto' or 'cpu'",
             )
+
+
+def kernels_are_installed(config: Config) -> None:
+    """On this machine; every rank asks again on its own."""
+    device = config.learner.device
+    cuda = device == "cuda" or (device == "auto" and Path("/dev/nvidiactl").exists())
+    layers_of(config.learner, cuda=cuda)
+    adam_of(config.learner, cuda=cuda)
 
 
 def ports_are_free(config: Config) -> None:

@@ -78,7 +78,7 @@ class Learner:
         self.stepper = Stepper(self._chunks, gradients, settings, config.run.updates)
         dtype, transformer = DTYPES[settings.dtype], self.bundle.transformer_config
         self.runner = Runner(
-            Pipeline(self._chunks, layout, transformer.hidden_size, dtype, token_share=self.bundle.pad_to),
+            Pipeline(self._chunks, layout, transformer.hidden_size, dtype, token_share=self.bundle.token_share),
             TokenLoss.of(config),
             device=layout.device,
             dtype=dtype,

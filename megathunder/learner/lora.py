@@ -198,7 +198,8 @@ def _sharded_state(
             inside,
             adapter.shard_axes,
             sharded_offsets,
-            tp_group=linear.tp_group,
+            tp_group=getattr(linear, "_tp_group", None)
+            or linear.tp_group,  # Transformer Engine's own is None for experts
             dp_cp_group=metadata["dp_cp_group"],
         )
     )

@@ -1,6 +1,6 @@
 """Builds the policy: a Hugging Face folder becomes this rank's part of a Megatron-Core GPTModel, weights included.
 
-    config.json -> Family -> TransformerConfig -> layer spec (PackedAttention, RmsNorm) -> GPTModel(s) -> import
+    config.json -> Family -> TransformerConfig -> layer spec (`layers.py`) -> GPTModel(s) -> import
 
 A rank holds one GPTModel per virtual pipeline stage (one without). The model is called on packed rows: tokens [1, T],
 positions [1, T], an AttentionContext as `packed_seq_params`; the last stage returns logits [1, T, V / tensor].
@@ -16,20 +16,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.fp8_utils import get_fp8_align_size
 from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from megathunder.config.kernels import layers_of
 from megathunder.config.learner import LearnerConfig
 from megathunder.errors import ConfigError
-from megathunder.learner.attention import PackedAttention, PackedRotary
-from megathunder.learner.context import ContextAttention, check_heads, spread
+from megathunder.learner.attention import PackedRotary
+from megathunder.learner.context import check_heads, spread
 from megathunder.learner.families import family_of, read_config
 from megathunder.learner.families.rotary import inverse_frequencies
 from megathunder.learner.families.rules import Family
-from megathunder.learner.norm import RmsNorm
+from megathunder.learner.layers import check_layers, layer_specs
 from megathunder.learner.options import megatron_options
 from megathunder.learner.parallel import Layout
 from megathunder.learner.stages import uneven_stages
@@ -57,10 +57,16 @@ class ModelBundle:
         return bool(self.hf.get("tie_word_embeddings", False))
 
     @property
-    def pad_to(self) -> int:
-        """What the tokens of a micro-batch must be a multiple of: ranks hold equal shares of them."""
+    def token_share(self) -> int:
+        """Ranks that hold equal shares of a micro-batch's tokens between layers."""
         config = self.transformer_config
         return config.context_parallel_size * (config.tensor_model_parallel_size if config.sequence_parallel else 1)
+
+    @property
+    def pad_to(self) -> int:
+        """What the tokens of a micro-batch must be a multiple of; FP8 products want a rank's share in whole tiles."""
+        config = self.transformer_config
+        return self.token_share * (get_fp8_align_size(config.fp8_recipe) if config.fp8 else 1)
 
     @property
     def adapted(self) -> bool:
@@ -83,14 +89,18 @@ def build_model(
     folder = Path(folder or config.model)
     hf = read_config(folder)
     family = family_of(hf)
+    layers = layers_of(config, cuda=layout.device.type == "cuda")
+    check_layers(config, layers)
     transformer_config = transformer_config_of(hf, family, config)
     _check_divides(transformer_config, layout)
     vocab = hf["vocab_size"]
     padded = -(-vocab // layout.tensor) * layout.tensor
     frequencies = inverse_frequencies(hf)
+    chunks = [None] if layout.virtual_pipeline == 1 else range(layout.virtual_pipeline)
+    specs = [layer_specs(transformer_config, chunk, layers, adapted=bool(config.lora_rank)) for chunk in chunks]
     stages = [
-        _build_stage(transformer_config, hf, layout, padded, frequencies, chunk)
-        for chunk in range(layout.virtual_pipeline)
+        _build_stage(transformer_config, hf, layout, padded, frequencies, chunk, spec)
+        for chunk, spec in enumerate(specs)
     ]
     bundle = ModelBundle(
         stages=stages,
@@ -120,7 +130,6 @@ def build_model(
 def transformer_config_of(hf: dict[str, Any], family: Family, config: LearnerConfig) -> TransformerConfig:
     """TransformerConfig of a model under `config`; `[learner.megatron]` has the last word."""
     dtype = DTYPES[config.dtype]
-    _check_precision(config)
     fields: dict[str, Any] = {
         "normalization": "RMSNorm",
         "add_bias_linear": False,
@@ -161,21 +170,11 @@ def transformer_config_of(hf: dict[str, Any], family: Family, config: LearnerCon
         fields |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     elif config.recompute == "selective":
         fields |= {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
-    return TransformerConfig(**(fields | settings | megatron_options(config.megatron).transformer))
-
-
-def layer_specs(config: TransformerConfig, chunk: int | None) -> TransformerBlockSubmodules:
-    """Megatron's own layers of this stage, with packed attention and a norm that allows sequence parallelism."""
-    spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=chunk)
-    attention = ContextAttention if config.context_parallel_size > 1 else PackedAttention
-    for layer in spec.layer_specs:
-        parts = layer.submodules
-        parts.input_layernorm = parts.pre_mlp_layernorm = RmsNorm
-        parts.self_attention.submodules.core_attention = ModuleSpec(module=attention)
-        if config.qk_layernorm:
-            parts.self_attention.submodules.q_layernorm = parts.self_attention.submodules.k_layernorm = RmsNorm
-    spec.layer_norm = RmsNorm
-    return spec
+    given = megatron_options(config.megatron).transformer
+    if given.get("fp8"):
+        # Quantised weights must not outlive a forward pass: steps, loads and frozen copies change what they came from.
+        fields["disable_parameter_transpose_cache"] = True
+    return TransformerConfig(**(fields | settings | given))
 
 
 def _build_stage(
@@ -185,12 +184,13 @@ def _build_stage(
     padded_vocab: int,
     frequencies: torch.Tensor,
     chunk: int,
+    spec: TransformerBlockSubmodules,
 ) -> GPTModel:
     virtual = layout.virtual_pipeline > 1
     where = {"ignore_virtual": not virtual, "vp_stage": chunk if virtual else None}
     stage = GPTModel(
         config=config,
-        transformer_layer_spec=layer_specs(config, where["vp_stage"]),
+        transformer_layer_spec=spec,
         vocab_size=padded_vocab,
         max_sequence_length=hf.get("max_position_embeddings", 4096),
         pre_process=parallel_state.is_pipeline_first_stage(**where),
@@ -253,16 +253,3 @@ def _check_divides(config: TransformerConfig, layout: Layout) -> None:
             expected="sequence_parallel = true: Megatron-Core trains experts under tensor parallelism only so",
             remedy="set learner.sequence_parallel=true",
         )
-
-
-def _check_precision(config: LearnerConfig) -> None:
-    if config.megatron.get("fp8", "none").lower() == "none":
-        return
-    try:
-        import transformer_engine  # noqa: F401
-    except ImportError as missing:
-        raise ConfigError(
-            f"learner.megatron.fp8 = {config.megatron['fp8']!r} without Transformer Engine",
-            expected="transformer_engine importable (FP8 runs in its layers, on a GPU)",
-            remedy="install the gpu extra on a GPU machine, or remove fp8 from [learner.megatron]",
-        ) from missing

@@ -18,11 +18,13 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from megatron.core import optimizer as optimizers
 from megatron.core import parallel_state as mpu
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from torch import Tensor
 
+from megathunder.config.kernels import adam_of
 from megathunder.config.learner import LearnerConfig
 from megathunder.errors import MegathunderError
 from megathunder.learner.accumulators.layout import GradientLayout
@@ -53,7 +55,8 @@ def wrap(bundle: ModelBundle, config: LearnerConfig) -> list[DistributedDataPara
 
 
 def build_optimizer(chunks: list[DistributedDataParallel], config: LearnerConfig) -> MegatronOptimizer:
-    """Megatron's AdamW (sharded over data-parallel ranks with `distributed_optimizer`)."""
+    """Megatron's AdamW (sharded over data-parallel ranks with `distributed_optimizer`), on `config.optimizer`'s."""
+    _choose_adam(adam_of(config, cuda=next(chunks[0].parameters()).is_cuda))
     dtype = DTYPES[config.dtype]
     settings = {
         "optimizer": "adam",
@@ -70,6 +73,17 @@ def build_optimizer(chunks: list[DistributedDataParallel], config: LearnerConfig
     }
     options = megatron_options(config.megatron).optimizer
     return get_megatron_optimizer(OptimizerConfig(**(settings | options)), chunks)
+
+
+def _choose_adam(name: str) -> None:
+    """Megatron-Core takes the first it finds, also on a CPU; here it takes the one that is asked for."""
+    if name == "transformer_engine":
+        from transformer_engine.pytorch.optimizers import FusedAdam as adam
+    elif name == "apex":
+        from apex.optimizers import FusedAdam as adam
+    else:
+        from torch.optim import AdamW as adam
+    optimizers.Adam, optimizers.USING_PYTORCH_OPTIMIZER = adam, name == "torch"
 
 
 class Stepper:

@@ -117,10 +117,17 @@ def _parse(name: str, text: str, declared: Any) -> Any:
             return _parse_one(text, option)
         except (ValueError, KeyError):
             continue
-    wanted = " or ".join(getattr(o, "__name__", str(o)) for o in options)
+    wanted = " or ".join(_described(option) for option in options)
     raise ConfigError(
-        f"learner.megatron.{name} = {text!r}", expected=f"a value of type {wanted}", remedy="correct or remove it"
+        f"learner.megatron.{name} = {text!r}", expected=f"a value of {wanted}", remedy="correct or remove it"
     )
+
+
+def _described(declared: Any) -> str:
+    """A type as a person writes its values."""
+    if typing.get_origin(declared) is typing.Literal:
+        return ", ".join(map(repr, typing.get_args(declared)))
+    return "none" if declared is type(None) else getattr(declared, "__name__", str(declared))
 
 
 def _is_union(declared: Any) -> bool:

@@ -98,9 +98,7 @@ def load(folder: Path, chunks: Sequence[DistributedDataParallel], stepper: Stepp
             chunk.module.load_state_dict(part, strict=not _adapted(part))
         _load_optimizer(stepper.optimizer, loaded["optimizer"])
     for part in _parts(stepper.optimizer):
-        for moments in part.optimizer.state.values():
-            # The sharded optimizer does not restore torch's step counter, and shares one tensor between parameters.
-            moments["step"] = torch.tensor(float(counters.steps_taken))
+        _set_step(part.optimizer, counters.steps_taken)
     stepper.updates_done, stepper.steps_taken = counters.updates_done, counters.steps_taken
     stepper.bad_in_a_row = counters.bad_in_a_row
     load_generators(folder, dist.get_rank(), dist.get_world_size())
@@ -149,10 +147,20 @@ def _load_optimizer(optimizer: MegatronOptimizer, state: dict[Any, Any]) -> None
             part.load_parameter_state_from_fully_reshardable(tensors)
 
 
+def _set_step(adam: torch.optim.Optimizer, steps: int) -> None:
+    """Steps taken. The sharded optimizer does not restore torch's counter, and shares one tensor between parameters; the
+    fused ones count a group at once."""
+    if not isinstance(adam, torch.optim.Adam):
+        for group in adam.param_groups:
+            group["step"] = steps
+        return
+    for moments in adam.state.values():
+        moments["step"] = torch.tensor(float(steps))
+
+
 def _start_adam(optimizer: MegatronOptimizer) -> None:
     """Give Adam its (zero) moments before the first step, so that there is something to load into."""
     for part in _parts(optimizer):
         if part.init_state_fn is not None and part.optimizer is not None and not part.optimizer.state:
             part.init_state_fn(part.optimizer, part.config)
-            for moments in part.optimizer.state.values():
-                moments.setdefault("step", torch.zeros(()))
+            _set_step(part.optimizer, 0)

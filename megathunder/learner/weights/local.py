@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import torch
 from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from torch import Tensor
 
+from megathunder.learner.layers import LINEAR
 from megathunder.learner.model import ModelBundle
-from megathunder.learner.weights.names import EMBEDDING, EXPERT, LAYER, OUTPUT, Named, resolve
+from megathunder.learner.weights.names import EMBEDDING, EXPERT, LAYER, OUTPUT, Named, canonical, resolve
 
 ADAPTER = "lora"  # child of a linear layer that holds its low-rank adapter
 
@@ -36,7 +36,7 @@ def local_modules(bundle: ModelBundle) -> Iterator[tuple[torch.nn.Module, Named]
     """This rank's linear layers inside transformer layers, with the global name of their weight."""
     for stage in bundle.stages:
         for local, module in stage.named_modules():
-            if isinstance(module, ColumnParallelLinear | RowParallelLinear) and LAYER.search(local):
+            if isinstance(module, LINEAR) and LAYER.search(local):
                 yield module, resolve(bundle.family, global_name(stage, f"{local}.weight", bundle))
 
 
@@ -47,7 +47,8 @@ def _stage_tensors(stage: GPTModel, buffers: bool) -> Iterator[tuple[str, Tensor
 
 
 def global_name(stage: GPTModel, local: str, bundle: ModelBundle) -> str:
-    """Layer and expert numbers counted over the whole model."""
+    """Layer and expert numbers counted over the whole model, in the names of Megatron-Core's own layers."""
+    local = canonical(local)
     layer = LAYER.search(local)
     if layer is None:
         return local

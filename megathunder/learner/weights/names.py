@@ -21,6 +21,21 @@ EXPERT = re.compile(r"(?<=\.local_experts\.)\d+")
 EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 
 
+_VARIANTS = (
+    (re.compile(r"\.self_attention\.linear_qkv\.layer_norm_weight$"), ".input_layernorm.weight"),
+    (re.compile(r"\.mlp\.linear_fc1\.layer_norm_weight$"), ".pre_mlp_layernorm.weight"),
+    (re.compile(r"\.mlp\.experts\.(linear_fc[12])\.weight(\d+)$"), r".mlp.experts.local_experts.\2.\1.weight"),
+)
+"""Transformer Engine's name -> that of Megatron-Core's own layers: norms fused with the layer behind, grouped experts."""
+
+
+def canonical(megatron: str) -> str:
+    """The name a parameter has in Megatron-Core's own layers, whichever layers hold it."""
+    for pattern, name in _VARIANTS:
+        megatron = pattern.sub(name, megatron)
+    return megatron
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
     """One Megatron parameter: its global name, its layout and the Hugging Face names of its parts."""

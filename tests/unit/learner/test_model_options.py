@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from megathunder.config.learner import LearnerConfig
 from megathunder.errors import ConfigError
 from megathunder.learner.families.tiny import make_tiny
-from megathunder.learner.model import build_model
+from megathunder.learner.model import ModelBundle, build_model
 from megathunder.learner.options import megatron_options
 from megathunder.learner.parallel import initialize
 
@@ -43,6 +44,25 @@ def test_unknown_field_is_refused_with_the_nearest_one() -> None:
 def test_value_of_another_type_is_refused() -> None:
     with pytest.raises(ConfigError, match="bucket_size = 'many'"):
         megatron_options({"bucket_size": "many"})
+
+
+@pytest.mark.parametrize(("field", "names"), [("fp8", ("e4m3", "hybrid")), ("fp8_recipe", ("delayed", "blockwise"))])
+def test_a_name_that_megatron_does_not_know_is_refused_with_those_it_does(field: str, names: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        megatron_options({field: "e9"})
+    assert all(repr(name) in str(refusal.value) for name in names)
+    assert megatron_options({field: names[0]}).transformer == {field: names[0]}
+
+
+def test_fp8_products_get_whole_tiles_of_every_ranks_tokens() -> None:
+    config = SimpleNamespace(
+        context_parallel_size=2, tensor_model_parallel_size=4, sequence_parallel=True, fp8="hybrid", fp8_recipe="mxfp8"
+    )
+    bundle = ModelBundle(
+        stages=[], transformer_config=config, family=None, hf={}, folder=Path(), layout=None, vocab_size=1,
+        padded_vocab_size=1,
+    )  # fmt: skip
+    assert (bundle.token_share, bundle.pad_to) == (8, 8 * 32)
 
 
 def test_field_that_a_setting_owns_is_refused() -> None:

@@ -1,0 +1,2 @@
+class DelayedScaling:
+    """Named by Megatron-Core's own recipe class."""
