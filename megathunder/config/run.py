@@ -45,8 +45,8 @@ class RunConfig:
     resume: bool = False
     """Continue from the newest complete checkpoint of `runs/<name>/`."""
     stop_timeout_s: float = 25.0
-    """On SIGTERM a checkpoint is saved within this time, or the run ends without; torchrun kills after 30 s, unless
-    told otherwise by its --shutdown-timeout."""
+    """On SIGTERM a checkpoint is saved within this time, or the run ends without. Plain torchrun kills after 30 s, or its
+    --shutdown-timeout; tools/torchrun.py leaves the time to this."""
     overwrite: bool = False
     """Start anew in a folder that already holds a run."""
     progress: bool = True

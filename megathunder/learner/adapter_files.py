@@ -10,8 +10,10 @@ by `model.build_model`, checkpoints and publication. Refuses an adapter of anoth
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -29,6 +31,20 @@ from megathunder.learner.weights.local import ADAPTER, local_modules
 from megathunder.learner.weights.names import Named
 
 _PREFIX = "base_model.model."
+_NAME = re.compile(r"\.(?P<part>\w+)\.lora_[AB]\.weight$")
+_PLAIN = {
+    "bias": "none",
+    "use_rslora": False,
+    "use_dora": False,
+    "lora_bias": False,
+    "fan_in_fan_out": False,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "modules_to_save": None,
+    "target_parameters": None,
+    "trainable_token_indices": None,
+}
+"""What PEFT's LoraConfig says of a plain adapter."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
@@ -95,8 +111,10 @@ def load_adapter(bundle: ModelBundle, config: LearnerConfig, folder: Path) -> No
             expected=f"learner.lora_rank {config.lora_rank}, learner.lora_alpha {config.lora_alpha}",
             remedy=f"set learner.lora_rank={stored['r']} learner.lora_alpha={stored['lora_alpha']}",
         )
+    _check_kind(stored, folder)
     with safe_open(folder / WEIGHTS, framework="pt") as file:
         names = set(file.keys())
+        _check_names(names, config, folder)
         for named, tensor in adapter_tensors(bundle):
             if named.hf[0] not in names:
                 raise ConfigError(
@@ -106,3 +124,26 @@ def load_adapter(bundle: ModelBundle, config: LearnerConfig, folder: Path) -> No
                 )
             full = file.get_tensor(named.hf[0])
             tensor.copy_(layouts.shard(named.kind, full, *part_of(bundle, named)))
+
+
+def _check_kind(stored: dict[str, Any], folder: Path) -> None:
+    """Refuse what would load and mean something else: other scales, other factors, further weights."""
+    for field, plain in _PLAIN.items():
+        if (given := stored.get(field, plain)) and given != plain:
+            raise ConfigError(
+                f"{folder / CONFIG}: {field} = {given!r}",
+                expected=f"{plain!r}: W + (alpha / r) B A, one rank and one scale, and no other weights",
+                remedy="merge it into the model with PEFT (merge_and_unload), and start from that",
+            )
+
+
+def _check_names(names: set[str], config: LearnerConfig, folder: Path) -> None:
+    found = {name: _NAME.search(name) for name in sorted(names)}
+    for name, match in found.items():
+        if match is None or match["part"] not in config.lora_targets:
+            parts = sorted({m["part"] for m in found.values() if m})
+            raise ConfigError(
+                f"{folder} has {name}, which learner.lora_targets does not name",
+                expected=f"adapters of {', '.join(config.lora_targets)} alone",
+                remedy=f"set learner.lora_targets to the adapter's: {', '.join(parts)}",
+            )

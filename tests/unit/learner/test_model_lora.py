@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from megathunder.config.learner import LearnerConfig
 from megathunder.errors import ConfigError
@@ -16,7 +18,7 @@ from megathunder.learner.adapter_files import CONFIG, WEIGHTS, adapter_tensors, 
 from megathunder.learner.families.tiny import make_tiny
 from megathunder.learner.model import ModelBundle, build_model
 from megathunder.learner.parallel import initialize
-from megathunder.learner.parity import compare, fill_adapters
+from megathunder.learner.parity import compare, fill_adapters, forward_backward, sample_rows
 from megathunder.learner.weights import export_weights
 
 LORA = LearnerConfig(device="cpu", lora_rank=4, lora_alpha=8.0)
@@ -80,6 +82,60 @@ def test_adapter_has_the_names_and_shapes_of_peft(folders: dict[str, Path], tmp_
     assert shapes["0.self_attn.k_proj.lora_B.weight"] == (64, 4)
     assert shapes["2.mlp.experts.3.down_proj.lora_A.weight"] == (4, 48)
     assert shapes["2.mlp.shared_experts.gate_proj.lora_B.weight"] == (48, 4)
+
+
+def logits_of(model: torch.nn.Module, rows: list[list[int]]) -> torch.Tensor:
+    """[T, V] of each row alone."""
+    with torch.no_grad():
+        return torch.cat([model(input_ids=torch.tensor([row])).logits[0] for row in rows])
+
+
+def own_logits(bundle: ModelBundle, rows: list[list[int]]) -> torch.Tensor:
+    logits, _ = forward_backward(bundle, rows)
+    return logits[: sum(map(len, rows)), : bundle.vocab_size]
+
+
+def test_peft_loads_our_adapter_and_computes_what_we_do(folders: dict[str, Path], tmp_path: Path) -> None:
+    bundle = build(folders["qwen3_tied"])
+    fill_adapters(bundle)
+    save_adapter(bundle, LORA, tmp_path)
+    rows = sample_rows(bundle.vocab_size)
+    plain = AutoModelForCausalLM.from_pretrained(folders["qwen3_tied"])
+    before = logits_of(plain, rows)
+    loaded = logits_of(PeftModel.from_pretrained(plain, tmp_path).eval(), rows)
+    assert float((loaded - before).abs().max()) > 1e-2
+    assert float((loaded - own_logits(bundle, rows)).abs().max()) < 1e-5
+
+
+def test_an_adapter_that_peft_made_computes_the_same_here(folders: dict[str, Path], tmp_path: Path) -> None:
+    targets = ("q_proj", "v_proj", "down_proj")
+    model = AutoModelForCausalLM.from_pretrained(folders["qwen3_tied"])
+    theirs = get_peft_model(model, LoraConfig(r=8, lora_alpha=32, target_modules=list(targets), task_type="CAUSAL_LM"))
+    for name, parameter in theirs.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    theirs.save_pretrained(tmp_path)
+    config = replace(LORA, lora_rank=8, lora_alpha=32.0, lora_targets=targets, lora_adapter=str(tmp_path))
+    bundle = build(folders["qwen3_tied"], config)
+    rows = sample_rows(bundle.vocab_size)
+    assert float((logits_of(theirs.eval(), rows) - own_logits(bundle, rows)).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "changes", [{"use_rslora": True}, {"use_dora": True}, {"rank_pattern": {"q_proj": 2}}, {"modules_to_save": ["x"]}]
+)
+def test_an_adapter_of_another_kind_is_refused(folders: dict[str, Path], tmp_path: Path, changes: dict) -> None:
+    save_adapter(build(folders["qwen3_tied"]), LORA, tmp_path)
+    stored = json.loads((tmp_path / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(json.dumps(stored | changes))
+    with pytest.raises(ConfigError, match=next(iter(changes))):
+        build(folders["qwen3_tied"], replace(LORA, lora_adapter=str(tmp_path)))
+
+
+def test_an_adapter_of_more_layers_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    save_adapter(build(folders["qwen3_tied"]), LORA, tmp_path)
+    with pytest.raises(ConfigError, match="set learner.lora_targets to the adapter's: down_proj, gate_proj"):
+        build(folders["qwen3_tied"], replace(LORA, lora_targets=("q_proj",), lora_adapter=str(tmp_path)))
 
 
 def test_adapter_of_another_rank_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
