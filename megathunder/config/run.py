@@ -39,14 +39,15 @@ class RunConfig:
     checkpoint_every: int = 0
     """Save a checkpoint every n updates; 0: only at the end."""
     checkpoint_background: bool = True
-    """Write checkpoints beside the next update, from a copy in host memory; false: before it. The last is waited for."""
+    """Write checkpoints beside the next update, from a copy in host memory; false: before it. The last is waited
+    for."""
     keep_checkpoints: int = 2
     """Newest checkpoints to keep."""
     resume: bool = False
     """Continue from the newest complete checkpoint of `runs/<name>/`."""
     stop_timeout_s: float = 25.0
-    """On SIGTERM a checkpoint is saved within this time, or the run ends without. Plain torchrun kills after 30 s, or its
-    --shutdown-timeout; tools/torchrun.py leaves the time to this."""
+    """On SIGTERM a checkpoint is saved within this time, or the run ends without. Plain torchrun kills after 30 s, or
+    its --shutdown-timeout; tools/torchrun.py leaves the time to this."""
     overwrite: bool = False
     """Start anew in a folder that already holds a run."""
     progress: bool = True

@@ -64,6 +64,9 @@ async def take_updates(coordinator: Coordinator, ending: Ending) -> None:
     except asyncio.CancelledError:
         coordinator.parts.monitor.hurry()
         raise
+    except MegathunderError:
+        coordinator.tell_last_checkpoint()
+        raise
     finally:
         await coordinator.end_rollouts()
     await coordinator.finish()

@@ -4,8 +4,8 @@
     transformer_engine   a norm fused with the linear layer behind it (linear_qkv, a dense linear_fc1); TENorm elsewhere
       with adapters      the same, the fused pairs apart: an adapter needs the normalised input
 
-Attention is `PackedAttention` in all of them: rows of different lengths, and keys that were computed earlier. Parameters
-of every variant have one name (`weights/names.canonical`). Called by `model.build_model`.
+Attention is `PackedAttention` in all of them: rows of different lengths, and keys that were computed earlier.
+Parameters of every variant have one name (`weights/names.canonical`). Called by `model.build_model`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def check_layers(config: LearnerConfig, layers: str) -> None:
     if layers == ENGINE and not HAVE_TE:
         raise ConfigError(
             "Transformer Engine is installed and Megatron-Core cannot import it",
-            expected="a build for this machine's CUDA and torch: python -c 'import transformer_engine.pytorch' says why",
+            expected="a build for this machine's CUDA and torch; importing transformer_engine.pytorch says why",
             remedy=f"{INSTALL}; or set learner.layers = 'local'",
         )
     grouped = config.megatron.get("moe_grouped_gemm", "false").lower() in ("true", "1")

@@ -81,7 +81,7 @@ class Snapshot:
 
 
 def _copied(bucket: Any, live: Any) -> Any:
-    """A bucket of Megatron's with tensors of its own: from a GPU they have been copied, on a CPU they are the live ones."""
+    """A bucket of Megatron's with tensors of its own: those of a GPU have been copied, a CPU's are the live ones."""
     file, key, (texts, tensors) = bucket
     pairs = zip(tensors, live[2][1], strict=True)
     return file, key, (texts, [(item, mine.clone() if mine is own else mine) for (item, mine), (_, own) in pairs])

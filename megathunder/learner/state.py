@@ -148,8 +148,8 @@ def _load_optimizer(optimizer: MegatronOptimizer, state: dict[Any, Any]) -> None
 
 
 def _set_step(adam: torch.optim.Optimizer, steps: int) -> None:
-    """Steps taken. The sharded optimizer does not restore torch's counter, and shares one tensor between parameters; the
-    fused ones count a group at once."""
+    """Steps taken. The sharded optimizer does not restore torch's counter, and shares one tensor between parameters;
+    the fused ones count a group at once."""
     if not isinstance(adam, torch.optim.Adam):
         for group in adam.param_groups:
             group["step"] = steps

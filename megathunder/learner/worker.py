@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from megathunder.errors import InfrastructureFailure
+from megathunder.errors import InfrastructureFailure, MegathunderError
 from megathunder.learner.link import CellLink, now_s
 from megathunder.types import Command, Done, Failed, Shutdown, WorkStats
 
@@ -39,9 +39,10 @@ def _answer(command: Command, cell: int, handlers: Mapping[type, Handler], link:
     try:
         stats = handlers[type(command)](command)
     except Exception as error:
-        reason = "".join(traceback.format_exception(error))
-        link.send(Failed(item=command.item, cell=cell, error=f"{type(command).__name__} failed: {error}\n{reason}"))
+        known = isinstance(error, MegathunderError)  # says itself what to do
+        reason = "" if known else "\n" + "".join(traceback.format_exception(error))
+        link.send(Failed(item=command.item, cell=cell, error=f"{type(command).__name__} failed: {error}{reason}"))
         if not link.speaks:
-            print(reason, file=sys.stderr, flush=True)
+            print(reason or error, file=sys.stderr, flush=True)
         raise InfrastructureFailure(f"{type(command).__name__} failed") from error
     return Done(item=command.item, cell=cell, started_s=started_s, ended_s=now_s(), stats=stats)

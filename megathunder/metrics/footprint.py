@@ -11,7 +11,7 @@ With n trained parameters on the rank (all of them, or the adapters), of type si
     accumulators 4 n each (8 n in exact mode), in host memory if they are placed there;
     scratch where a backward pass cannot add to the accumulator directly: host 4 n, of a GPU two of them and the copies'
     buffers; exact 8 n, the integer batch;
-    checkpoint: a copy, in host memory, of the trained weights and the optimizer, while one is written in the background;
+    checkpoint: a copy in host memory of the trained weights and the optimizer, while one is written beside an update;
     activations of one micro-batch of `pack_tokens` / c tokens (estimate), its logits (estimate).
 
 Called by `plan.py`; pure. Sizes are exact up to Megatron's padding of buffers; estimates are named so.

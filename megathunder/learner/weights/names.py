@@ -26,7 +26,7 @@ _VARIANTS = (
     (re.compile(r"\.mlp\.linear_fc1\.layer_norm_weight$"), ".pre_mlp_layernorm.weight"),
     (re.compile(r"\.mlp\.experts\.(linear_fc[12])\.weight(\d+)$"), r".mlp.experts.local_experts.\2.\1.weight"),
 )
-"""Transformer Engine's name -> that of Megatron-Core's own layers: norms fused with the layer behind, grouped experts."""
+"""Transformer Engine's name -> that of Megatron-Core's own layers: norms fused with the layer behind, experts."""
 
 
 def canonical(megatron: str) -> str:

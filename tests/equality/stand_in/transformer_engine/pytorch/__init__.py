@@ -1,4 +1,4 @@
-"""Linear, LayerNormLinear, GroupedLinear and RMSNorm with the parameters and the sharding that Transformer Engine has."""
+"""Linear, LayerNormLinear, GroupedLinear and RMSNorm, with the parameters and the sharding of Transformer Engine's."""
 
 import torch
 import torch.nn.functional as F
@@ -30,8 +30,8 @@ class _Sharded(torch.nn.Module):
         parameter = torch.nn.Parameter(torch.zeros(*shape, dtype=dtype, device=device))
         self.register_parameter(name, parameter)
         if name.startswith("weight"):
-            dimension = 1 if self.parallel_mode == "row" else 0
-            _tensor_parallel().set_tensor_model_parallel_attributes(parameter, self.parallel_mode is not None, dimension, 1)
+            sharded, dimension = self.parallel_mode is not None, 1 if self.parallel_mode == "row" else 0
+            _tensor_parallel().set_tensor_model_parallel_attributes(parameter, sharded, dimension, 1)
 
     def enter(self, x):
         if self.parallel_mode != "column" or self.tp_size == 1:
