@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """torchrun, with one difference: a job that is told to stop, and has saved, ends with status 0.
 
     python tools/torchrun.py --nproc-per-node N tools/train.py --config C.toml ...        every option is torchrun's
