@@ -12,6 +12,7 @@ import os
 
 from megathunder.config import machine, meaning, models
 from megathunder.config.bounds import numbers_are_in_range
+from megathunder.config.pass_through import passed_names_exist
 from megathunder.config.root import Config
 
 LAWS_OF_SETTINGS = (
@@ -41,6 +42,7 @@ LAWS_OF_THE_MACHINE = (
     machine.cores_exist,
     machine.devices_exist,
     machine.kernels_are_installed,
+    passed_names_exist,
     machine.servers_are_not_open_to_the_network,
     machine.ports_are_free,
 )
