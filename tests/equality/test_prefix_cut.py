@@ -49,8 +49,9 @@ def check(learner, z, naive):
     assert not learner.store.open_keys
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("dtype", "recompute"), [("float32", "none"), ("float32", "selective"), ("float64", "none"), ("float64", "full")]
+)
 @pytest.mark.parametrize("mode", ["turn", "turn_forward"])
 @FEW
 @given(seed=SEEDS, count=st.integers(1, 4), normalisation=st.sampled_from(["token_mean", "sequence_mean"]))

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -25,7 +24,7 @@ from megathunder.errors import ConfigError
 from megathunder.learner.families import family_of, read_config
 from megathunder.learner.families.rules import Kind
 from megathunder.learner.weights import layouts
-from megathunder.learner.weights.hf_files import HfReader, HfWriter, copy_description
+from megathunder.learner.weights.hf_files import HfReader, HfWriter, OpenFiles, copy_description
 from megathunder.learner.weights.names import EMBEDDING, EXPERT, LAYER, OUTPUT, Named, refuse_unnamed, resolve
 
 LAYOUT = "layout.json"
@@ -85,14 +84,15 @@ def to_hf(source: Path, target: Path, *, file_bytes: int = 5 * 10**9) -> int:
         )
     layout = FileLayout(**json.loads((source / LAYOUT).read_text()))
     hf = read_config(source)
-    files = {ranks: _open(source / _file(*ranks)) for ranks in _ranks(layout)}
+    paths = {ranks: _existing(source / _file(*ranks)) for ranks in _ranks(layout)}
+    files = OpenFiles(layout.tensor)
     writer, written = HfWriter(target, file_bytes=file_bytes), 0
-    model = _describe_stored(hf, files, layout)
+    model = _describe_stored(hf, {ranks: files[path] for ranks, path in paths.items()}, layout)
     for named in model.parameters:
         stage, expert_rank = model.stage_of(named, layout.pipeline), _expert_rank(named, model, layout)
         local = _local(named, model, layout)
         sharers = range(1 if named.kind is Kind.WHOLE else layout.tensor)
-        parts = [files[stage, tensor_rank, expert_rank].get_tensor(local) for tensor_rank in sharers]
+        parts = [files[paths[stage, tensor_rank, expert_rank]].get_tensor(local) for tensor_rank in sharers]
         for name, tensor in zip(
             named.hf, layouts.split(named.kind, layouts.unshard(named.kind, parts), model.dims), strict=True
         ):
@@ -112,12 +112,12 @@ def _file(pipeline_rank: int, tensor_rank: int, expert_rank: int) -> str:
     return f"pp{pipeline_rank}_tp{tensor_rank}_ep{expert_rank}.safetensors"
 
 
-def _open(path: Path) -> Any:
+def _existing(path: Path) -> Path:
     if not path.is_file():
         raise ConfigError(
             f"no {path.name} in {path.parent}", expected=f"every file that {LAYOUT} implies", remedy="convert anew"
         )
-    return safe_open(path, framework="pt")
+    return path
 
 
 def _describe(hf: dict[str, Any], reader: HfReader, layout: FileLayout) -> _Model:

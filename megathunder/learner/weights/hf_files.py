@@ -53,13 +53,28 @@ class FusedPart:
         return gate if self.part == "gate_proj" else up
 
 
+class OpenFiles:
+    """Safetensors files, memory-mapped; the `most` used last stay open, since every page read of one stays resident."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: dict[Path, Any] = {}
+
+    def __getitem__(self, path: Path) -> Any:
+        file = self._open.pop(path, None) or safe_open(path, framework="pt")
+        self._open[path] = file  # the last used comes last
+        while len(self._open) > self._most:
+            del self._open[next(iter(self._open))]
+        return file
+
+
 class HfReader:
-    """Tensors of a folder by name; files stay open (memory-mapped) until the reader is dropped."""
+    """Tensors of a folder by name; two of its files are open at most."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._file_of = _names(folder)
-        self._open: dict[str, Any] = {}
+        self._files = OpenFiles(2)
 
     @property
     def names(self) -> list[str]:
@@ -87,10 +102,7 @@ class HfReader:
         return fused if fused is not None and fused.stored in self._file_of else None
 
     def _file(self, name: str) -> Any:
-        file = self._file_of[name]
-        if file not in self._open:
-            self._open[file] = safe_open(self.folder / file, framework="pt")
-        return self._open[file]
+        return self._files[self.folder / self._file_of[name]]
 
 
 def _names(folder: Path) -> dict[str, str]:

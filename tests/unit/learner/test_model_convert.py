@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from megathunder.config.learner import LearnerConfig
 from megathunder.errors import ConfigError
@@ -74,3 +76,33 @@ def test_command_line_converts_and_refuses_in_words(tmp_path: Path) -> None:
     assert first.returncode == 0
     assert "peak memory" in first.stdout
     assert again.returncode == 2 and "already holds weights" in again.stderr and "Traceback" not in again.stderr
+
+
+PEAK = """
+import resource, sys
+from pathlib import Path
+from megathunder.learner.weights.convert import FileLayout, to_hf, to_megatron
+
+def convert(source):
+    to_megatron(Path(source), Path(source + "_megatron"), FileLayout(pipeline=8 if "large" in source else 1))
+    to_hf(Path(source + "_megatron"), Path(source + "_back"), file_bytes=12 << 20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+print(convert(sys.argv[1]), convert(sys.argv[2]))
+"""
+
+
+def test_a_conversion_holds_about_one_file_whatever_the_size_of_the_model(tmp_path: Path) -> None:
+    tiny, large = make_tiny("llama", tmp_path / "tiny"), tmp_path / "large"
+    config = json.loads((tiny / "config.json").read_text())
+    config |= {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "head_dim": 64}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    model.save_pretrained(large, max_shard_size="12MB")
+    size, files = sum(f.stat().st_size for f in large.glob("*.safetensors")), list(large.glob("*.safetensors"))
+    assert size > 80 << 20 and len(files) > 7
+    command = [sys.executable, "-W", "ignore", "-c", PEAK, str(tiny), str(large)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=TOOL.parents[1])
+    before, after = map(int, done.stdout.split())
+    assert after - before < size / 2, (before, after, size)
+    back = load_file(next((tmp_path / "large_back").glob("*.safetensors")))
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in back.items())
