@@ -10,8 +10,10 @@ import json
 import random
 import sys
 import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -22,6 +24,7 @@ from megathunder.config.streaming import StreamingConfig
 from megathunder.learner.learner import Learner
 from megathunder.learner.model import build_model
 from megathunder.learner.parallel import initialize
+from megathunder.learner.weights.names import canonical
 from megathunder.types import BATCH, AccumulatorKey, ContributionId, Differentiate, Fold, FoldTerm, TakeStep, TrainRow
 
 SHAPES = {
@@ -31,20 +34,19 @@ SHAPES = {
 GROUPS, SIZE = 2, 4
 
 
-def make_learner(folder: Path, shape: str, *, device: str, dtype: str, placement: str = "device") -> Learner:
-    """A learner with seeded weights, the same on every device before rounding to `dtype`."""
+def make_learner(folder: Path, shape: str, *, placement: str = "device", **settings: Any) -> Learner:
+    """A learner with seeded weights, the same on every device and in every kind of layer before rounding to its type."""
     from tests.equality.worlds import write_model
 
-    settings = LearnerConfig(
-        model=str(write_model(folder, **SHAPES[shape])), device=device, dtype=dtype, accumulator_placement=placement
-    )
+    model = str(write_model(folder, **SHAPES[shape]))
+    settings = LearnerConfig(model=model, accumulator_placement=placement, **settings)
     config = replace(Config(), learner=settings, streaming=StreamingConfig(pack_tokens=8192))
     layout = initialize(settings)
     bundle = build_model(settings, layout, load=False)
-    generator = torch.Generator().manual_seed(3)
     for stage in bundle.stages:
         for name, parameter in stage.named_parameters():
             norm = "norm" in name
+            generator = torch.Generator().manual_seed(zlib.crc32(canonical(name).encode()))
             noise = torch.randn(parameter.shape, generator=generator) * (0.05 if norm else parameter.shape[-1] ** -0.5)
             parameter.data.copy_(noise + 1.0 if norm else noise)
     return Learner(config, layout, bundle)
@@ -107,7 +109,8 @@ def gradient(job: dict, out: Path) -> dict:
     if learner.arithmetic.exact:
         raise ValueError("measured in floating point")
     save_file(
-        {name: view.float().cpu().contiguous() for name, view in learner.gradients()}, out.with_suffix(".safetensors")
+        {canonical(name): view.float().cpu().contiguous() for name, view in learner.gradients()},
+        out.with_suffix(".safetensors"),
     )
     exposed = learner.take_step(TakeStep(item=1, update=0, normaliser=1.0)).extra.get("exposed_copy_s_max")
     return {"exposed_copy_s": exposed}

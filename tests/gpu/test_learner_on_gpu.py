@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
@@ -52,6 +53,19 @@ def test_the_bfloat16_gradient_is_the_float32_gradient_of_the_cpu_to_bfloat16_pr
     print(f"\ngradient, relative to CPU float32: GPU float32 {exact:.2e}, GPU bfloat16 {rounded:.2e}")
     assert exact < 2e-3  # TF32 is off by default; 1e-5 is usual
     assert rounded < 5e-2  # eight bits of mantissa through four layers
+
+
+@pytest.mark.skipif(find_spec("transformer_engine") is None, reason="no Transformer Engine")
+def test_transformer_engines_layers_compute_the_same_and_fp8_nearly(tmp_path: Path) -> None:
+    job = {"kind": "gradient", "way": "barrier", "tokens": 192}
+    run(tmp_path, "own", **job, learner=GPU | {"layers": "local"})
+    run(tmp_path, "engine", **job, learner=GPU | {"layers": "transformer_engine"})
+    eight = {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
+    run(tmp_path, "fp8", **job, learner=GPU | {"layers": "transformer_engine", "megatron": eight})
+    same, near = difference(tmp_path, "engine", "own"), difference(tmp_path, "fp8", "engine")
+    print(f"\ngradient, relative: Transformer Engine to Megatron-Core's layers {same:.2e}, FP8 to bfloat16 {near:.2e}")
+    assert same < 3e-2  # both round to bfloat16, in other places
+    assert 1e-4 < near < 0.3  # three bits of mantissa; at all different, or FP8 was not on
 
 
 def test_the_streamed_gradient_is_the_barrier_gradient_wherever_accumulators_lie(tmp_path: Path) -> None:
