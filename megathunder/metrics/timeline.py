@@ -26,6 +26,7 @@ ROLLOUT_COLOURS = {"turn": style.ROLLOUT, "score": style.GOOD, "verifier": "#6d5
 LEARNER_COLOURS = {"fold": style.LEARNER_LIGHT, "step": style.TAIL, "publish": style.SUFFIX, "save": style.FAINT}
 LEARNER_KINDS = ("differentiate", *LEARNER_COLOURS)
 DEPTH = 0.42
+WORD = 0.075  # of the width of the picture: a label
 """Height of the learner's part, as a share of the rollout's."""
 
 
@@ -168,16 +169,21 @@ def _hatch(axes: Axes, idle: Iterable[tuple[float, float]], window: Window, rows
 
 
 def _draw_phases(axes: Axes, window: Window) -> None:
-    """Where each update starts, where its last reward came, and how long the learner went on after it."""
+    """Where each update starts, where its last reward came, and how long the learner went on after it; in words where
+    the rollout between the two leaves them room."""
+    length_s, rollouts = window.end_s - window.start_s, {}
     for span in window.phases:
         left, right = span.start_s - window.start_s, span.end_s - window.start_s
         if span.name == "rollout":
+            rollouts[span.update] = room = (right - left) / length_s
+            label = f" update {span.update}" if room > WORD else f" {span.update}" if room > WORD / 3 else ""
             axes.axvline(left, color=style.INK, linewidth=0.9)
-            axes.text(left, 1.025, f" update {span.update}", fontsize=8, fontweight="bold")
+            axes.text(left, 1.025, label, fontsize=8, fontweight="bold")
         elif span.name == "tail":
             axes.axvline(left, color=style.BAD, linewidth=0.9, linestyle=(0, (3, 2)))
             axes.axvspan(left, right, ymin=0, ymax=1, color=style.TAIL, alpha=0.07, linewidth=0)
-            axes.text(left, 1.025, f"tail {right - left:.2f} s ", fontsize=8, color=style.BAD, ha="right")
+            if rollouts.get(span.update, 1.0) > 2 * WORD:
+                axes.text(left, 1.025, f"tail {right - left:.2f} s ", fontsize=8, color=style.BAD, ha="right")
 
 
 def _draw_between(axes: Axes, window: Window) -> None:
