@@ -3,9 +3,9 @@
     python tools/bench_checkpoint.py --model smollm2 --repeats 5 --json out.json
 
 `--model` is a folder with a config.json (weights are random; bytes and seconds do not depend on them), or smollm2: the
-shape of SmolLM2-135M. fp32, AdamW, one rank. Each repeat takes three updates of `--tokens` tokens: a plain one; one after
-a save that is waited for; one beside a save in the background. Rows: seconds until the learner may go on (`stall`), of
-the update, and from the request until the folder can be loaded (`whole`).
+shape of SmolLM2-135M. fp32, AdamW, one rank. Each repeat takes three updates of `--tokens` tokens: a plain one; one
+after a save that is waited for; one beside a save in the background. Rows: seconds until the learner may go on
+(`stall`), of the update, and from the request until the folder can be loaded (`whole`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names that `[learner.megatron]` and `[rollout.sglang]` may use, read from the installed sources without importing them.
+"""Names that `[learner.megatron]` and `[rollout.sglang]` may use, read from the installed sources, nothing imported.
 
     [learner.megatron]   a field of TransformerConfig, OptimizerConfig or DistributedDataParallelConfig
     [rollout.sglang]     a field of ServerArgs, or another of its command line's names

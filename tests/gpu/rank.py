@@ -35,7 +35,7 @@ GROUPS, SIZE = 2, 4
 
 
 def make_learner(folder: Path, shape: str, *, placement: str = "device", **settings: Any) -> Learner:
-    """A learner with seeded weights, the same on every device and in every kind of layer before rounding to its type."""
+    """A learner with seeded weights, the same on every device and in every kind of layer before rounding."""
     from tests.equality.worlds import write_model
 
     model = str(write_model(folder, **SHAPES[shape]))
