@@ -18,6 +18,7 @@ _POSITIVE = """
     rollout.startup_timeout_s rollout.max_total_tokens rollout.max_running_requests
     placement.cache_share placement.spill_gap
     loss.constant
+    salt.sketch_dimension
     sagc.dual_step sagc.prior_straggled sagc.prior_steady sagc.prompt_strength
     streaming.pack_tokens streaming.pack_rows streaming.max_open_groups streaming.reward_values
     streaming.max_own_accumulators streaming.stall_timeout_s

@@ -19,6 +19,7 @@ LAWS_OF_SETTINGS = (
     numbers_are_in_range,
     meaning.groups_carry_a_signal,
     meaning.group_sizes_make_a_ladder,
+    meaning.gradients_can_be_kept_apart,
     meaning.ratios_have_one_correction,
     meaning.release_fits_the_objective,
     meaning.penalties_have_what_they_need,
@@ -71,6 +72,7 @@ def check(config: Config, *, ranks: int | None = None) -> None:
     started = ranks or int(os.environ.get("WORLD_SIZE", "1"))
     machine.as_many_ranks_as_meant(config, started)
     models.layout_fits(config, started)
+    meaning.a_batch_of_gradients_meets(config, started)
 
 
 def check_plan(config: Config, *, ranks: int) -> None:
@@ -78,6 +80,7 @@ def check_plan(config: Config, *, ranks: int) -> None:
     for law in LAWS_OF_SETTINGS:
         law(config)
     models.layout_fits(config, ranks)
+    meaning.a_batch_of_gradients_meets(config, ranks)
 
 
 def notes(config: Config) -> list[str]:

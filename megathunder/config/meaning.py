@@ -51,6 +51,47 @@ def group_sizes_make_a_ladder(config: Config) -> None:
         )
 
 
+def gradients_can_be_kept_apart(config: Config) -> None:
+    """SALT needs each trajectory's whole gradient, with nothing owed to others, in one rank's accumulator."""
+    salt, grpo, learner = config.salt, config.grpo, config.learner
+    if salt.severe_cancellation >= 1 or not 0 < salt.explained_share <= 1:
+        raise ConfigError(
+            f"salt.severe_cancellation = {salt.severe_cancellation}, explained_share = {salt.explained_share}",
+            expected="a severity below 1, a share above 0 and at most 1",
+            remedy="set salt.severe_cancellation = 0.5, explained_share = 0.5",
+        )
+    split = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
+    for seen, wrong in (
+        (f"objective = {config.objective!r}", config.objective != "grpo"),
+        (f"grpo.clip_low/clip_high = {grpo.clip_low}/{grpo.clip_high}", grpo.clip_low or grpo.clip_high),
+        ("learner.shared_prompt = 'group'", learner.shared_prompt == "group"),
+        *((f"learner.{name} = {getattr(learner, name)}", getattr(learner, name) > 1) for name in split),
+    ):
+        if salt.active and wrong:
+            raise ConfigError(
+                f"salt.amplification = {salt.amplification}, measure = {str(salt.measure).lower()} with {seen}",
+                expected="GRPO without clipping, on learner ranks that each hold a trajectory's whole gradient",
+                remedy=f"set salt.amplification = 0 and measure = false, or change {seen.split(' = ')[0]}",
+            )
+    if salt.active and salt.scope == "batch" and config.streaming.max_open_groups < config.prompts_at_most:
+        raise ConfigError(
+            f"salt.scope = 'batch' with streaming.max_open_groups = {config.streaming.max_open_groups}",
+            expected=f"room for all {config.prompts_at_most} groups of an update until it ends",
+            remedy=f"set streaming.max_open_groups = {config.prompts_at_most}, or salt.scope = 'group'",
+        )
+
+
+def a_batch_of_gradients_meets(config: Config, ranks: int) -> None:
+    """Cells see each other's gradients at the barrier alone, and there only what is small."""
+    salt = config.salt
+    if salt.active and salt.scope == "batch" and salt.features == "exact" and ranks > 1:
+        raise ConfigError(
+            f"salt.scope = 'batch', features = 'exact' on {ranks} learner ranks",
+            expected="sketches, which ranks exchange at the barrier: whole gradients of two ranks never meet",
+            remedy="set salt.features = 'sketch', or salt.scope = 'group'",
+        )
+
+
 def ratios_have_one_correction(config: Config) -> None:
     grpo = config.grpo
     if config.objective == "grpo" and (grpo.clip_low or grpo.clip_high) and grpo.importance_cap:

@@ -15,6 +15,7 @@ from megathunder.config.replay import ReplayConfig
 from megathunder.config.rollout import RolloutConfig
 from megathunder.config.run import RunConfig
 from megathunder.config.sagc import SagcConfig
+from megathunder.config.salt import SaltConfig
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.config.streaming import StreamingConfig
 from megathunder.config.tasks import TasksConfig
@@ -39,6 +40,7 @@ class Config:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     grpo: GrpoConfig = field(default_factory=GrpoConfig)
+    salt: SaltConfig = field(default_factory=SaltConfig)
     opd: OpdConfig = field(default_factory=OpdConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     streaming: StreamingConfig = field(default_factory=StreamingConfig)

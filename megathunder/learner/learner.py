@@ -142,7 +142,7 @@ class Learner:
             flops=tally.flops,
             replay_tokens=tally.replay_tokens,
             accumulator_bytes=self.store.bytes,
-            extra={"exposed_copy_s_max": self._traffic.exposed_s()} if self._traffic else {},
+            extra=tally.extra | ({"exposed_copy_s_max": self._traffic.exposed_s()} if self._traffic else {}),
         )
 
     def abandon_update(self) -> None:

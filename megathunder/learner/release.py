@@ -23,6 +23,7 @@ from megathunder.errors import ConfigError
 from megathunder.learner.accumulators.store import AccumulatorStore
 from megathunder.learner.backward import Runner, Tally
 from megathunder.learner.frozen import OtherPolicies
+from megathunder.learner.geometry import GradientGeometry
 from megathunder.learner.packing import Piece, whole_rows
 from megathunder.learner.parallel import Layout
 from megathunder.learner.prefix.eager import EagerTurns
@@ -44,6 +45,7 @@ class Release:
         shared = config.learner.shared_prompt
         self._pack_prompts = shared == "packed"
         self._prompts = SharedPrompts(runner, config.run.group_size) if shared == "group" else None
+        self._geometry = GradientGeometry.of(config, store)
         self._turns = self._turns_of(self._release)
 
     def differentiate(self, command: Differentiate, tally: Tally) -> None:
@@ -65,6 +67,8 @@ class Release:
 
     def fold(self, command: Fold, tally: Tally) -> None:
         """Fold the accumulators, and what they owe to shared prompts."""
+        if self._geometry and (command := self._geometry.fold(command, tally)) is None:
+            return
         self._store.fold(command)
         if self._prompts:
             self._prompts.fold(command)
@@ -76,11 +80,13 @@ class Release:
         if self._prompts:
             with self._store.collect(BATCH):
                 self._prompts.settle(tally, everything=True)
+        for fold in self._geometry.finish(tally) if self._geometry else ():
+            self._store.fold(fold)
         self.clear()
         self._store.layout.point_home()
 
     def clear(self) -> None:
-        for part in (self._turns, self._prompts):
+        for part in (self._turns, self._prompts, self._geometry):
             if part:
                 part.clear()
 

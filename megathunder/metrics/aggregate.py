@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from megathunder.config.model_shape import ModelShape
 from megathunder.metrics.flops import Flops, row_flops, utilisation
-from megathunder.metrics.row import MetricsRow, Sizing
+from megathunder.metrics.row import MetricsRow, Salt, Sizing
 from megathunder.types import (
     Command,
     Differentiate,
@@ -270,7 +270,27 @@ class UpdateTally:
             open_groups_peak=outcome.open_groups_peak,
             trajectories_lost=outcome.trajectories_lost,
             sizing=outcome.sizing,
+            salt=_salt(combine((work, step)).extra),
         )
+
+
+def _salt(sums: Mapping[str, float]) -> Salt | None:
+    """The sums that the learner reports of its Gram matrices, as means."""
+    count = sums.get("salt_geometries", 0.0)
+    if not count:
+        return None
+    spectrum = [name for name in sorted(sums) if name.startswith("salt_spectrum_")]
+    sketched = sums.get("salt_sketched", 0.0)
+    return Salt(
+        geometries=int(count),
+        cancellation=sums["salt_cancellation"] / count,
+        cancellation_max=sums["salt_cancellation_max"],
+        factor=sums["salt_factor"] / count,
+        factor_max=sums["salt_factor_max"],
+        rank=sums["salt_rank"] / count,
+        spectrum=tuple(sums[name] / count for name in spectrum),
+        sketch_error=sums["salt_sketch_error"] / sketched if sketched else None,
+    )
 
 
 def _population_std(values: list[float]) -> float:

@@ -140,7 +140,10 @@ def trained_parameters(shape: ModelShape, learner: LearnerConfig) -> Parameters:
 
 
 def accumulators_held(config: Config) -> tuple[int, int]:
-    """(of open groups, of trajectories without a reward) a cell may hold: one a reward value, none for direct work."""
+    """(of open groups, of trajectories without a reward) a cell may hold: one a reward value, none for direct work;
+    under SALT one a trajectory, whatever the schedule."""
+    if config.objective == "grpo" and config.salt.active:
+        return min(config.streaming.max_open_groups, config.prompts_at_most) * config.group_sizes[-1], 0
     if config.objective == "opd" or config.schedule in ("sync", "one_step_off", "periodic_async"):
         return 0, 0
     streaming = config.streaming

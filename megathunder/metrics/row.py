@@ -41,6 +41,23 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True):
     posterior: dict[int, tuple[float, float]] | None = None
 
 
+class Salt(msgspec.Struct, frozen=True, kw_only=True):
+    """Geometry of the gradients that SALT reweighed: means over the update's Gram matrices, and maxima.
+
+    `cancellation` is the share of length that the signed sum loses, `factor` the residual channel's, `rank` of the
+    dominant subspace, `spectrum` the largest eigenvalues by the trace; `sketch_error` the mean relative error of a
+    squared length, None where nothing was sketched."""
+
+    geometries: int
+    cancellation: float
+    cancellation_max: float
+    factor: float
+    factor_max: float
+    rank: float
+    spectrum: tuple[float, ...]
+    sketch_error: float | None = None
+
+
 class MetricsRow(msgspec.Struct, frozen=True, kw_only=True):
     """What one update did."""
 
@@ -131,6 +148,7 @@ class MetricsRow(msgspec.Struct, frozen=True, kw_only=True):
             "Groups by size, how many straggled (longest > sagc.threshold x median), and what the controller believes."
         ),
     ] = None
+    salt: Annotated[Salt | None, _is("Cancellation, spectrum and factors of the gradients; None: not measured.")] = None
 
 
 def definitions() -> dict[str, str]:

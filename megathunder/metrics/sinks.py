@@ -78,6 +78,10 @@ class WandbSink:
         nested = {"dropped_by_reason": row.dropped_by_reason, "tokens_by_lag": row.tokens_by_lag}
         nested |= {f"memory_peaks/{phase}": found for phase, found in (flat.pop("memory_peaks") or {}).items()}
         nested |= _sizing(flat.pop("sizing"))
+        salt = flat.pop("salt")
+        numbers = msgspec.to_builtins(salt) if salt else {}
+        nested["salt/spectrum"] = dict(enumerate(numbers.pop("spectrum", ())))
+        nested["salt"] = numbers
         for name, table in nested.items():
             flat.pop(name, None)
             flat.update({f"{name}/{key}": value for key, value in table.items()})

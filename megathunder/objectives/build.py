@@ -42,6 +42,7 @@ def _grpo(config: Config) -> Grpo:
         loss=config.loss,
         # Under exact sums every schedule must take the same roundings, so each distinct reward keeps a class.
         reward_values=config.group_sizes[-1] if exact else config.streaming.reward_values,
+        own=config.salt.active,
         token_limit=config.rollout.max_tokens,
         waits_for=Need.TOKENS if config.streaming.content_ready else Need.TOKENS | Need.REWARD,
     )

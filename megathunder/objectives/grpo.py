@@ -2,7 +2,8 @@
 
 A trajectory whose group is open is added without its coefficient: to class accumulator C_v of its reward (the first
 `reward_values` distinct values), else to the moments S0 += g, S1 += r g; without a reward, to an accumulator of its
-own. At closure   batch += (a v + c) C_v,   batch += a S1 + c S0,   batch += A_i own_i. Called by the scheduler.
+own. At closure   batch += (a v + c) C_v,   batch += a S1 + c S0,   batch += A_i own_i. Under SALT every trajectory has
+one of its own, and the learner reweighs the A_i at the closure (`salt.py`). Called by the scheduler.
 Refuses groups of one (std, leave_one_out) and everything that is not affine, by name.
 """
 
@@ -21,11 +22,12 @@ from megathunder.types import BATCH, AccumulatorKey, FoldTerm, Trajectory
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grpo:
     """See the module docstring. `token_limit` is the longest trajectory (overlong shaping); `waits_for` is TOKENS alone
-    under content-ready release."""
+    under content-ready release; `own` keeps every gradient apart until the closure (SALT)."""
 
     config: GrpoConfig
     loss: LossConfig
     reward_values: int = 2
+    own: bool = False
     token_limit: int = 0
     name: str = "grpo"
     grouped: bool = True
@@ -40,7 +42,7 @@ class Grpo:
 
     def target(self, group: base.GroupView, reward: float | None, index: int) -> AccumulatorKey:
         """Accumulator of trajectory `index` while its group's coefficients are unknown."""
-        if reward is None:
+        if reward is None or self.own:
             return AccumulatorKey("own", group.index, index)
         slot = group.values.index(reward)
         if slot < self.reward_values:

@@ -87,6 +87,24 @@ def opd_loss(
     return total / normaliser(trajectories, normalisation, constant)
 
 
+def salt_update(
+    features: Tensor, weights: Tensor, *, amplification: float, explained_share: float, severe_cancellation: float
+) -> Tensor:
+    """[D] update of SALT from features [n, D] and weights [n], in the space of the features: the component outside the
+    dominant right singular vectors is enlarged."""
+    update = weights @ features
+    lengths = (weights.abs() * features.norm(dim=1)).sum()
+    if lengths == 0 or not features.any():
+        return update
+    lost = (1.0 - update.norm() / lengths).clamp(0.0, 1.0)
+    factor = 1.0 + amplification * (lost - severe_cancellation).clamp(min=0.0) / (1.0 - severe_cancellation)
+    _, singular, directions = torch.linalg.svd(features, full_matrices=False)
+    held = (singular**2).cumsum(0) / (singular**2).sum()
+    dominant = directions[: int((held < explained_share).sum()) + 1]
+    shared = dominant.T @ (dominant @ update)
+    return shared + factor * (update - shared)
+
+
 def normaliser(trajectories: Sequence[Trajectory], normalisation: str, constant: float) -> float:
     """Z of a batch."""
     if normalisation == "token_mean":

@@ -54,6 +54,8 @@ class Dispatcher:
         # One row an item where packing would change the rounding of a contribution.
         self._limits = PackLimits(tokens=streaming.pack_tokens, rows=1 if exact else streaming.pack_rows)
         self._folder = Folder(board.objective, once=exact) if isinstance(board.objective, Grpo) else None
+        # Every trajectory has an accumulator: admission counts groups, so that one that is open can always close.
+        self._groups_own = config.objective == "grpo" and config.salt.active
         self._prompt_affinity = config.learner.shared_prompt != "off"
         self._cells = cells if streaming.look_ahead else 0
         self._items: dict[int, Item] = {}
@@ -122,7 +124,7 @@ class Dispatcher:
     def _grouped(self, cell: int, kind: str) -> tuple[AccumulatorKey, list[Chain]] | None:
         """Work of a group with unknown coefficients, in the order of the module docstring."""
         waiting = [self._board.groups[g] for g in self._lanes.indices(kind)]
-        if kind == "own" and waiting and not self.gates.has_own_room(cell):
+        if kind == "own" and waiting and not self._groups_own and not self.gates.has_own_room(cell):
             self.refusal = Idle.BLOCKED
             return None
         here = [g for g in waiting if self.gates.is_open(g) and g.cell == cell]
@@ -133,7 +135,8 @@ class Dispatcher:
             chains = self._lanes.chains((kind, group.index))
             first = chains[0].attempt
             target = self._board.objective.target(group, first.reward, first.id.index)
-            same = [c for c in chains if c.attempt.reward == first.reward and (kind == "group" or c.attempt is first)]
+            alone = target.kind == "own"
+            same = [c for c in chains if c.attempt.reward == first.reward and (not alone or c.attempt is first)]
             # Moments need r_i of one row; an item carries one reward.
             return target, same[:1] if target.kind == "moment" else same
         return None
@@ -189,7 +192,7 @@ class Dispatcher:
                     self.place(other)
         if target != BATCH:
             self.gates.open(cell, passes[0][0].attempt.group)
-        if target.kind == "own" and target not in passes[0][0].attempt.group.keys:
+        if target.kind == "own" and not self._groups_own and target not in passes[0][0].attempt.group.keys:
             self.gates.take_own(cell)
 
     def _register(self, item: Item) -> int:
@@ -247,7 +250,8 @@ class Dispatcher:
 
     def _folded(self, item: FoldItem) -> None:
         group = item.group
-        self.gates.free_own(item.cell, sum(k.kind == "own" for k in item.freed))
+        if not self._groups_own:
+            self.gates.free_own(item.cell, sum(k.kind == "own" for k in item.freed))
         group.keys.difference_update(item.freed)
         for attempt, target in item.landed:
             group.keys.add(target)

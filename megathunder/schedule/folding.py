@@ -5,6 +5,7 @@
     closed with equal rewards, dropped nothing added, everything freed
     open, reward of an own landed      own into its class or moments, own freed
     open, trajectory of an own lost    own freed
+    SALT, all trajectories there       every own into the batch, in one fold, whose coefficients the learner reweighs
 
 Under exact sums a group is folded once, after all its trajectories and from its classes alone, so that every schedule
 rounds alike.
@@ -32,13 +33,15 @@ class Folder:
         if group.worthless:
             return FoldItem(cell=cell, group=group, closing=True, freed=tuple(sorted(group.keys))), ()
         owns = {k: group.attempts[k.slot] for k in sorted(group.keys) if k.kind == "own"}
-        waiting = self._once and (owns or any(not c.held for a in group.survivors for c in a.live_chains))
+        kept = self._objective.own
+        once = self._once or kept
+        waiting = once and (owns and not kept or any(not c.held for a in group.survivors for c in a.live_chains))
         if group.coefficients is None or waiting:
             return self._landing(group, cell, owns)
         lost = tuple(k for k, a in owns.items() if a.lost)
         rewards = {k.slot: a.reward for k, a in owns.items() if a.reward is not None}
-        kept = group.keys.difference(lost)
-        closure = self._objective.close(kept, group.values, rewards, group.coefficients)
+        remaining = group.keys.difference(lost)
+        closure = self._objective.close(remaining, group.values, rewards, group.coefficients)
         return FoldItem(cell=cell, group=group, closing=True, freed=closure.free + lost), closure.terms
 
     def _landing(
@@ -50,7 +53,7 @@ class Folder:
         for key, attempt in owns.items():
             if attempt.lost:
                 freed.append(key)
-            elif attempt.reward is not None:
+            elif attempt.reward is not None and not self._objective.own:
                 target = self._objective.target(group, attempt.reward, key.slot)
                 closure = self._objective.land(key, target, attempt.reward)
                 terms += closure.terms

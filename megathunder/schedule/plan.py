@@ -40,7 +40,8 @@ class Planner:
         self._board = board
         self._release = config.streaming.release
         self._whole_length = config.loss.normalisation == "sequence_mean"
-        self._exact = config.learner.accumulator == "exact"
+        # Of these a weight is applied at the closure alone.
+        self._apart = config.learner.accumulator == "exact" or config.salt.active
 
     def next_pass(self, chain: Chain) -> Pass | None:
         """The pass this chain could run now, or None."""
@@ -83,7 +84,7 @@ class Planner:
             return ("forward", group.cell if self._board.grouped and group.cell is not None else bound)
         if chain.abandoned or not self._board.grouped:
             return ("direct", bound)
-        if group.coefficients is not None and not self._exact:
+        if group.coefficients is not None and not self._apart:
             return ("direct", bound)
         return ("own" if attempt.reward is None else "group", group.index)
 

@@ -16,14 +16,14 @@ Called by `learner.py`. Refuses to fold an accumulator that nothing was added to
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from megathunder.errors import MegathunderError, UserError
 from megathunder.learner.accumulators.arithmetic import Accumulator, FixedPointArithmetic, FloatArithmetic
 from megathunder.learner.accumulators.host import HostTraffic
-from megathunder.learner.accumulators.layout import GradientLayout
+from megathunder.learner.accumulators.layout import Flats, GradientLayout
 from megathunder.types import BATCH, AccumulatorKey, Fold
 
 
@@ -92,6 +92,18 @@ class AccumulatorStore:
             found = self._open[key] = self._take()
             self.peak_bytes = max(self.peak_bytes, self.bytes)
         return found
+
+    def read(self, keys: Sequence[AccumulatorKey]) -> list[Flats]:
+        """What was added to each of `keys`, in units of `unit`, once everything on its way has arrived."""
+        if self._traffic:
+            self._traffic.asked().synchronize()
+        zeros = [torch.zeros_like(home) for home in self.layout.homes] if any(self.of(k).fresh for k in keys) else []
+        return [zeros if self.of(key).fresh else self.of(key).flats for key in keys]
+
+    @property
+    def unit(self) -> float:
+        """Value of a 1 in an open accumulator."""
+        return 2.0**-self.arithmetic.fraction_bits if self.arithmetic.exact else 1.0
 
     def fold(self, fold: Fold) -> None:
         """target += coefficient * source for every term in order, then free. Raises where a source does not exist."""

@@ -15,6 +15,7 @@ from megathunder.config.learner import LearnerConfig
 from megathunder.config.objective import GrpoConfig, LossConfig
 from megathunder.config.root import Config
 from megathunder.config.run import RunConfig
+from megathunder.config.salt import SaltConfig
 from megathunder.config.streaming import StreamingConfig
 from megathunder.objectives.advantage import NORMALISATIONS, advantages
 from megathunder.schedule.lifecycle import State
@@ -45,17 +46,19 @@ def check_settled(outcome, config: Config) -> None:
     cap=st.integers(1, 3),
     pack_tokens=st.sampled_from([1, 12, 64]),
     cells=st.integers(1, 3),
+    apart=st.booleans(),
     seed=st.integers(0, 1 << 30),
 )
 @settings(max_examples=250, deadline=None)
 def test_grpo_gradient_equals_the_barrier_gradient(
-    rewards, schedule, release, content_ready, normalisation, loss, exact, on_lost, cap, pack_tokens, cells, seed
+    rewards, schedule, release, content_ready, normalisation, loss, exact, on_lost, cap, pack_tokens, cells, apart, seed
 ) -> None:
     rng = random.Random(seed)
     config = Config(
         schedule=schedule,
         run=RunConfig(group_size=5),
         grpo=GrpoConfig(advantage=normalisation),
+        salt=SaltConfig(measure=apart),
         loss=LossConfig(normalisation=loss, constant=7.0),
         learner=LearnerConfig(accumulator="exact" if exact else "fp32"),
         streaming=StreamingConfig(
