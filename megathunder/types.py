@@ -150,13 +150,16 @@ class Trajectory(Wire):
 
 class TurnCompleted(Wire):
     """Turn `turn` (an ACTION and what preceded it) of row `row` is fixed: `segments` are the new segments since the
-    previous turn, ending in the ACTION."""
+    previous turn, ending in the ACTION. Of the `context_tokens` before it the engine found `cached_tokens` in its
+    cache; both 0: not known."""
 
     id: TrajectoryId
     turn: int
     row: int
     segments: tuple[Segment, ...]
     at_s: float
+    context_tokens: int = 0
+    cached_tokens: int = 0
 
 
 class TurnScored(Wire):

@@ -167,6 +167,8 @@ class UpdateTally:
     _publication_s: Summary = field(default_factory=Summary)
     _turns_unscored: dict[tuple[TrajectoryId, int], tuple[float, ...]] = field(default_factory=dict)
     _teacher_kl: Summary = field(default_factory=Summary)
+    _context_tokens: int = 0
+    _cached_tokens: int = 0
     _busy_s: float = 0.0
     _flops: Flops = field(default_factory=Flops)
 
@@ -184,6 +186,8 @@ class UpdateTally:
         """A rollout event; a turn and its scores together give the divergence from the teacher."""
         if isinstance(event, TurnCompleted):
             self._turns_unscored[event.id, event.turn] = event.segments[-1].logprobs
+            self._context_tokens += event.context_tokens
+            self._cached_tokens += event.cached_tokens
         elif isinstance(event, TurnScored):
             sampled = self._turns_unscored.pop((event.id, event.turn), ())
             gaps = (p - q for p, q in zip(sampled, event.teacher_logprobs, strict=False))
@@ -269,6 +273,8 @@ class UpdateTally:
             learner_blocked_s=None if outcome.blocked_s is None else outcome.blocked_s / self.cells,
             open_groups_peak=outcome.open_groups_peak,
             trajectories_lost=outcome.trajectories_lost,
+            context_tokens=self._context_tokens or None,
+            cached_tokens=self._cached_tokens if self._context_tokens else None,
             sizing=outcome.sizing,
             salt=_salt(combine((work, step)).extra),
         )

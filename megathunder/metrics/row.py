@@ -137,6 +137,10 @@ class MetricsRow(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     open_groups_peak: Annotated[int | None, _is("Most groups with unknown coefficients one cell held at once.")] = None
     trajectories_lost: Annotated[int | None, _is("Trajectories the machinery failed.")] = None
+    context_tokens: Annotated[int | None, _is("Tokens that turns brought to the servers as their contexts.")] = None
+    cached_tokens: Annotated[
+        int | None, _is("Those of them that a server's prefix cache held; the rest was computed.")
+    ] = None
     device_hours: Annotated[
         float | None,
         _is("Step walls up to here x GPUs the run holds (machines, without GPUs), hours; no set-up, no evaluation."),

@@ -138,7 +138,15 @@ class Episode:
         new = (*self._pending, action)
         self._segments.extend(new)
         self._pending = []
-        turn = TurnCompleted(id=self._id, turn=self._turns, row=0, segments=new, at_s=time.monotonic())
+        turn = TurnCompleted(
+            id=self._id,
+            turn=self._turns,
+            row=0,
+            segments=new,
+            at_s=time.monotonic(),
+            context_tokens=generation.prompt_tokens,
+            cached_tokens=generation.cached_tokens,
+        )
         self._turns += 1
         self._on_turn(turn, context + generation.token_ids)
 

@@ -191,3 +191,15 @@ def test_teacher_divergence_is_a_token_mean() -> None:
         made.note(TurnScored(id=key, turn=turn, teacher_logprobs=teacher, at_s=1.0))
     assert made.row(CLOCK, outcome()).teacher_kl == 1.0
     assert tally().row(CLOCK, outcome()).teacher_kl is None
+
+
+def test_contexts_and_what_caches_held_of_them_are_sums_over_turns() -> None:
+    made = tally()
+    action = Segment(role=Role.ACTION, token_ids=(1,), logprobs=(-1.0,), policy_versions=(3,))
+    for turn, (context, cached) in enumerate(((10, 0), (30, 12))):
+        counts = {"context_tokens": context, "cached_tokens": cached}
+        key = TrajectoryId(3, 0, 0)
+        made.note(TurnCompleted(id=key, turn=turn, row=0, segments=(action,), at_s=1.0, **counts))
+    row = made.row(CLOCK, outcome())
+    assert (row.context_tokens, row.cached_tokens) == (40, 12)
+    assert tally().row(CLOCK, outcome()).cached_tokens is None, "not measured, as in a replay"
