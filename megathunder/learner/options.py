@@ -6,7 +6,7 @@
 
 A name that several classes have goes to each. Values arrive as strings and are parsed to the field's declared type.
 Called by `model.build_model` and by the optimizer's builder. Refuses unknown names (naming the nearest), values of the
-wrong type, callables, and names that a setting of `[learner]` already owns.
+wrong type, callables, names that a setting of `[learner]` already owns, and fields under which no update is exact.
 """
 
 from __future__ import annotations
@@ -52,6 +52,24 @@ _OWNED = {
     "kv_channels": "learner.model",
     "ffn_hidden_size": "learner.model",
     "num_moe_experts": "learner.model",
+    "transformer_impl": "learner.layers",
+    "fp16": "learner.dtype",
+}
+
+# Fields that would run and be wrong, or undo what an exact streamed update stands on.
+_ONE_REDUCTION = "gradients are reduced once, at the step, after any number of backward passes"
+_LINEAR = "a gradient is linear in its trajectory's coefficient, which an auxiliary loss is not"
+_REFUSED = {
+    "overlap_grad_reduce": _ONE_REDUCTION,
+    "overlap_param_gather": _ONE_REDUCTION,
+    "average_in_collective": "gradients are summed over ranks and divided by the batch's normaliser",
+    "calculate_per_token_loss": "gradients are summed over ranks and divided by the batch's normaliser",
+    "grad_reduce_in_fp32": "gradients accumulate in float32, or in float64 with that learner.dtype",
+    "use_megatron_fsdp": "accumulators have the layout of Megatron's flat gradient buffers",
+    "delay_wgrad_compute": "a backward pass adds to the accumulator that is current while it runs",
+    "moe_router_load_balancing_type": _LINEAR,
+    "moe_aux_loss_coeff": _LINEAR,
+    "moe_z_loss_coeff": _LINEAR,
 }
 
 
@@ -74,6 +92,12 @@ def megatron_options(given: Mapping[str, str]) -> MegatronOptions:
                 f"learner.megatron.{name} = {text!r}",
                 expected=f"this to be set through {_OWNED[name]}",
                 remedy=f"remove it from [learner.megatron] and set {_OWNED[name]}",
+            )
+        if name in _REFUSED:
+            raise ConfigError(
+                f"learner.megatron.{name} = {text!r}",
+                expected=_REFUSED[name],
+                remedy="remove it from [learner.megatron]",
             )
         owners = [owner for owner, fields in classes.items() if name in fields]
         if not owners:

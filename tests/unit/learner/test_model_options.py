@@ -18,7 +18,7 @@ from megathunder.learner.parallel import initialize
 def test_strings_become_the_type_of_their_field() -> None:
     options = megatron_options(
         {
-            "moe_aux_loss_coeff": "0.5",
+            "init_method_std": "0.5",
             "bias_dropout_fusion": "true",
             "recompute_num_layers": "none",
             "moe_layer_freq": "[0, 1]",
@@ -27,7 +27,7 @@ def test_strings_become_the_type_of_their_field() -> None:
             "optimizer": "sgd",
         }
     )
-    assert options.transformer["moe_aux_loss_coeff"] == 0.5
+    assert options.transformer["init_method_std"] == 0.5
     assert options.transformer["bias_dropout_fusion"] is True
     assert options.transformer["recompute_num_layers"] is None
     assert options.transformer["moe_layer_freq"] == [0, 1]
@@ -68,6 +68,12 @@ def test_fp8_products_get_whole_tiles_of_every_ranks_tokens() -> None:
 def test_field_that_a_setting_owns_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"learner\.tensor_parallel"):
         megatron_options({"tensor_model_parallel_size": "2"})
+
+
+@pytest.mark.parametrize("name", ["overlap_grad_reduce", "moe_aux_loss_coeff", "delay_wgrad_compute"])
+def test_field_under_which_an_update_would_be_wrong_is_refused_with_the_reason(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"learner\.megatron\.{name}(.|\n)*(backward pass|linear in)"):
+        megatron_options({name: "1"})
 
 
 def test_given_field_reaches_the_model(tmp_path: Path) -> None:
