@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -15,11 +16,15 @@ from megathunder.metrics.row import MetricsRow
 
 
 def draw_curves(rows: Sequence[MetricsRow]) -> str:
-    """Six panels over the updates, as an SVG element."""
-    panels = (_reward, _step_wall, _tail, _busy, _mismatch, _lag)
+    """Six panels over the updates, as an SVG element; three more where group sizes were controlled, or gradients
+    reweighed."""
+    panels = [_reward, _step_wall, _tail, _busy, _mismatch, _lag]
+    panels += [_group_size, _stragglers, _multiplier] * any(r.sizing and r.sizing.chosen for r in rows)
+    panels += [_cancellation, _spectrum, _factor] * any(r.salt for r in rows)
+    lines = len(panels) // 3
     with style.house_style():
-        figure = Figure(figsize=(11.5, 6.4), layout="constrained")
-        for axes, panel in zip(figure.subplots(2, 3).flat, panels, strict=True):
+        figure = Figure(figsize=(11.5, 3.2 * lines), layout="constrained")
+        for axes, panel in zip(figure.subplots(lines, 3).flat, panels, strict=True):
             style.clean(axes)
             panel(axes, rows)
             for line in axes.lines if len(rows) < 4 else ():
@@ -94,3 +99,55 @@ def _lag(axes: Axes, rows: Sequence[MetricsRow]) -> None:
     axes.plot(_x(rows), [r.policy_lag_max for r in rows], color=style.INK, linewidth=1.6, drawstyle="steps-mid")
     axes.set_ylim(-0.1, max([r.policy_lag_max for r in rows] + [1]) + 0.2)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _group_size(axes: Axes, rows: Sequence[MetricsRow]) -> None:
+    axes.set_title("group size")
+    sized = [(r.update, r.sizing.groups_by_size) for r in rows if r.sizing]
+    mean = [sum(g * n for g, n in groups.items()) / sum(groups.values()) for _, groups in sized]
+    axes.plot([u for u, _ in sized], mean, color=style.ROLLOUT, linewidth=1.6, drawstyle="steps-mid")
+    axes.set_ylim(bottom=0)
+
+
+def _stragglers(axes: Axes, rows: Sequence[MetricsRow]) -> None:
+    axes.set_title("groups with a straggler, share so far")
+    sized = [(r.update, r.sizing) for r in rows if r.sizing and r.sizing.measured]
+    straggled = list(itertools.accumulate(s.straggled for _, s in sized))
+    measured = list(itertools.accumulate(s.measured for _, s in sized))
+    shares = [a / b for a, b in zip(straggled, measured, strict=True)]
+    axes.plot([u for u, _ in sized], shares, color=style.BAD, linewidth=1.6)
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+
+
+def _multiplier(axes: Axes, rows: Sequence[MetricsRow]) -> None:
+    axes.set_title("multiplier of the straggler constraint")
+    sized = [r for r in rows if r.sizing and r.sizing.multiplier is not None]
+    values = [r.sizing.multiplier for r in sized if r.sizing and r.sizing.multiplier is not None]
+    axes.plot(_x(sized), values, color=style.INK, linewidth=1.6)
+    axes.set_ylim(bottom=0)
+
+
+def _cancellation(axes: Axes, rows: Sequence[MetricsRow]) -> None:
+    axes.set_title("signed cancellation of a group's gradients")
+    taken = [(r.update, r.salt) for r in rows if r.salt]
+    axes.plot([u for u, _ in taken], [s.cancellation for _, s in taken], color=style.LEARNER, label="mean")
+    axes.plot([u for u, _ in taken], [s.cancellation_max for _, s in taken], color=style.BAD, label="greatest")
+    axes.set_ylim(0, 1.02)
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _spectrum(axes: Axes, rows: Sequence[MetricsRow]) -> None:
+    axes.set_title("largest eigenvalues, share of the trace")
+    taken = [(r.update, r.salt.spectrum) for r in rows if r.salt]
+    for number in range(min((len(s) for _, s in taken), default=0)):
+        colour = style.LEARNER if number == 0 else style.LEARNER_LIGHT
+        axes.plot([u for u, _ in taken], [s[number] for _, s in taken], color=colour, linewidth=1.2)
+    axes.set_ylim(0, 1.02)
+
+
+def _factor(axes: Axes, rows: Sequence[MetricsRow]) -> None:
+    axes.set_title("factor of the residual channel")
+    taken = [(r.update, r.salt) for r in rows if r.salt]
+    axes.plot([u for u, _ in taken], [s.factor for _, s in taken], color=style.TAIL, linewidth=1.6)
+    axes.set_ylim(bottom=0.9)
