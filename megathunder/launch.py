@@ -66,6 +66,7 @@ class Ranks:
     rank: int
     world: int
     local_rank: int
+    local_world: int = 1
     machines: int = 1
     master: str = ""
 
@@ -76,6 +77,7 @@ class Ranks:
             rank=int(get("RANK", "0")),
             world=int(get("WORLD_SIZE", "1")),
             local_rank=int(get("LOCAL_RANK", "0")),
+            local_world=int(get("LOCAL_WORLD_SIZE", get("WORLD_SIZE", "1"))),
             machines=int(get("GROUP_WORLD_SIZE", "1")),
             master=get("MASTER_ADDR", ""),
         )

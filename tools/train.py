@@ -31,9 +31,10 @@ from megathunder.config.load import load_config
 from megathunder.config.model_shape import read_model_shape
 from megathunder.config.variant import Variant
 from megathunder.launch import Ranks, leave_the_word_to_rank_0, run_rank
+from megathunder.metrics.budget import refuse_what_does_not_fit
 from megathunder.metrics.folder import RunFolder, resume_run, start_run
 from megathunder.metrics.memory import gpu_use, host_limit_bytes
-from megathunder.metrics.plan import make_plan, plan_table
+from megathunder.metrics.plan import Plan, make_plan, plan_table
 from megathunder.objectives.build import build_objective
 
 
@@ -53,7 +54,7 @@ def main(argv: list[str]) -> int:
             check(config)
             check_objectives(config)
             first_update = resumed_update(config, RunFolder(folder)) if config.run.resume else 0
-            show_plan(config, ranks.world)
+            refuse_what_does_not_fit(show_plan(config, ranks.world, ranks.local_world))
             resume_run(start_run(with_equal_weights(config)), first_update)
         return run_rank(with_equal_weights(config), folder)
     except UserError as error:
@@ -107,14 +108,16 @@ def resumed_update(config: Config, folder: RunFolder) -> int:
     return found.state.update
 
 
-def show_plan(config: Config, ranks: int) -> None:
+def show_plan(config: Config, ranks: int, ranks_here: int = 0) -> Plan:
     """Print what the run will do and hold, and remarks on settings that may not do what was meant."""
     console = Console(highlight=False)
     shape, gpu = read_model_shape(config.learner.model), gpu_use()
     limits = {"host_limit_bytes": host_limit_bytes(), "gpu_bytes": gpu.limit_bytes if gpu else 0}
-    console.print(plan_table(make_plan(config, shape, ranks=ranks, **limits)))
+    plan = make_plan(config, shape, ranks=ranks, ranks_here=ranks_here, **limits)
+    console.print(plan_table(plan))
     for note in notes(config):
         console.print(f"note: {note}")
+    return plan
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ _POSITIVE = """
     streaming.pack_tokens streaming.pack_rows streaming.max_open_groups streaming.reward_values
     streaming.max_own_accumulators streaming.stall_timeout_s
     learner.tensor_parallel learner.pipeline_parallel learner.expert_parallel learner.context_parallel
-    learner.virtual_pipeline learner.collective_timeout_s
+    learner.virtual_pipeline learner.accumulator_shards learner.collective_timeout_s
     learner.learning_rate learner.adam_epsilon learner.exact_range learner.max_bad_updates
     publish.bucket_mb publish.timeout_s publish.min_servers
     metrics.timeline_updates hardware.gpus_per_node

@@ -48,6 +48,9 @@ class LearnerConfig:
     """`exact`: bound of an update's sum of |coefficient| x |gradient element|, not normalised; more is refused."""
     accumulator_placement: Literal["device", "host"] = "device"
     """Where accumulators of open groups live."""
+    accumulator_shards: int = 1
+    """Ranks with the same parameters that form one cell and hold 1/n of each of its accumulators; 1: every rank pulls
+    work alone and holds them whole. Costs a scratch of one accumulator and a reduce-scatter a micro-batch."""
     lora_rank: int = 0
     """Rank of low-rank adapters; they alone are trained. 0: full fine-tuning."""
     lora_alpha: float = 32.0
@@ -85,8 +88,9 @@ class LearnerConfig:
 
     @property
     def ranks_of_a_cell(self) -> int:
-        """Ranks coupled by collectives of a forward pass. A stage's ranks are shared out twice, in runs of tensor x
-        context and in runs of expert tensor x expert; both begin anew together at common multiples only."""
+        """Ranks coupled by collectives of a forward pass, or by accumulators that they share. A stage's ranks are shared out twice, in runs of tensor x
+        context (x the replicas that share) and in runs of expert tensor x expert; both begin anew together at common
+        multiples only."""
         expert_tensor = self.expert_tensor_parallel or self.tensor_parallel
         dense, expert = self.tensor_parallel * self.context_parallel, expert_tensor * self.expert_parallel
-        return self.pipeline_parallel * math.lcm(dense, expert)
+        return self.pipeline_parallel * math.lcm(dense, expert, self.tensor_parallel * self.accumulator_shards)

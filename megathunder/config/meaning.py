@@ -60,7 +60,7 @@ def gradients_can_be_kept_apart(config: Config) -> None:
             expected="a severity below 1, a share above 0 and at most 1",
             remedy="set salt.severe_cancellation = 0.5, explained_share = 0.5",
         )
-    split = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
+    split = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel", "accumulator_shards")
     for seen, wrong in (
         (f"objective = {config.objective!r}", config.objective != "grpo"),
         (f"grpo.clip_low/clip_high = {grpo.clip_low}/{grpo.clip_high}", grpo.clip_low or grpo.clip_high),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 from megathunder.config.learner import LearnerConfig
@@ -105,11 +106,33 @@ def layout_fits(config: Config, ranks: int) -> None:
             expected=f"a multiple of {experts * learner.pipeline_parallel} ranks",
             remedy=f"torchrun --nproc-per-node {experts * learner.pipeline_parallel} ..., or a smaller layout",
         )
+    _shards_fit(learner, ranks, experts)
     if learner.sequence_parallel and learner.tensor_parallel == 1:
         raise ConfigError(
             "learner.sequence_parallel = true with learner.tensor_parallel = 1",
             expected="tensor parallelism to share the sequence over",
             remedy="set learner.tensor_parallel = 2 or more, or sequence_parallel = false",
+        )
+
+
+def _shards_fit(learner: LearnerConfig, ranks: int, experts: int) -> None:
+    """Accumulators are shared by whole cells: a multiple of the ranks that collectives tie together anyway."""
+    shards, tensor = learner.accumulator_shards, learner.tensor_parallel
+    copies = ranks // (tensor * learner.pipeline_parallel)
+    tied = math.lcm(tensor * learner.context_parallel, experts) // tensor
+    legal = [n for n in range(1, copies + 1) if copies % n == 0 and n % tied == 0 or n == 1]
+    if shards not in legal:
+        raise ConfigError(
+            f"learner.accumulator_shards = {shards}, {copies} rank(s) hold the same parameters"
+            + (f", {tied} of them tied by context or expert parallelism" if tied > 1 else ""),
+            expected=f"one of {', '.join(map(str, legal))}",
+            remedy=f"set learner.accumulator_shards = {legal[-1]}, or start more learner ranks",
+        )
+    if shards > 1 and learner.shared_prompt == "group":
+        raise ConfigError(
+            f"learner.accumulator_shards = {shards} with learner.shared_prompt = 'group'",
+            expected="'packed' or 'off': a held prompt waits for all trajectories of its group, which replicas part",
+            remedy="set learner.shared_prompt = 'packed'",
         )
 
 

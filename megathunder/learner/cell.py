@@ -6,6 +6,8 @@ tensor ranks know the same. So sums run over replicas of tensor rank 0. Called b
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch.distributed as dist
 
 from megathunder.learner.parallel import Layout
@@ -33,6 +35,16 @@ def summed_over_cell(stats: WorkStats, layout: Layout) -> WorkStats:
             "loss_sum": sum(s.loss_sum for s in last),
             "logprob_diff_sum": sum(s.logprob_diff_sum for s in last),
             "logprob_diff_max": max(s.logprob_diff_max for s in last),
+            "extra": _extra(heads),
             "accumulator_bytes": max(s.accumulator_bytes for _, s in heads),
         }
     )
+
+
+def _extra(heads: list[tuple[int, WorkStats]]) -> dict[str, float]:
+    """Sums over replicas; what every stage of a pipeline counts is taken from the one that counts most."""
+    by_stage: dict[int, Counter[str]] = {}
+    for stage, stats in heads:
+        by_stage.setdefault(stage, Counter()).update(stats.extra)
+    names = {name for found in by_stage.values() for name in found}
+    return {name: max((found[name] for found in by_stage.values() if name in found), key=abs) for name in sorted(names)}

@@ -30,7 +30,7 @@ def reduce_exactly(
         groups += [chunk.dp_cp_group] * len(chunk.buffers)
         groups += [chunk.expt_dp_group] * len(chunk.expert_parallel_buffers)
     bounds: list[int] = []
-    for flat, bound, group in zip(store.batch.flats, store.batch.bounds, groups, strict=True):
+    for flat, bound, group in zip(store.batch.flats, store.batch_bounds, groups, strict=True):
         everyone: list[int | None] = [None] * group.size()
         dist.all_gather_object(everyone, bound, group=group)
         bounds.append(sum(everyone))

@@ -23,7 +23,8 @@ from megathunder.errors import StalePolicyError
 from megathunder.learner import state
 from megathunder.learner.accumulators.arithmetic import FixedPointArithmetic, FloatArithmetic
 from megathunder.learner.accumulators.host import HostArithmetic, HostTraffic
-from megathunder.learner.accumulators.layout import GradientLayout
+from megathunder.learner.accumulators.layout import GradientLayout, groups_of_buffers
+from megathunder.learner.accumulators.shards import Shards
 from megathunder.learner.accumulators.store import AccumulatorStore
 from megathunder.learner.adapter_files import save_adapter
 from megathunder.learner.backward import Runner, Tally
@@ -74,7 +75,11 @@ class Learner:
             self.arithmetic = (
                 FixedPointArithmetic(gradients, settings.exact_range) if exact else FloatArithmetic(gradients)
             )
-        self.store = AccumulatorStore(gradients, self.arithmetic, on_host=on_host)
+        shards = None
+        if layout.shard_group:
+            groups = groups_of_buffers(self._chunks, layout.shard_group, layout.expert_shard_group)
+            shards = Shards(gradients, groups)
+        self.store = AccumulatorStore(gradients, self.arithmetic, on_host=on_host, shards=shards)
         self.stepper = Stepper(self._chunks, gradients, settings, config.run.updates)
         dtype, transformer = DTYPES[settings.dtype], self.bundle.transformer_config
         self.runner = Runner(
@@ -95,11 +100,6 @@ class Learner:
     def local_parameters(self) -> int:
         """Parameters of this rank."""
         return self.bundle.local_parameters
-
-    def accumulator_budget_bytes(self, open_groups: int, classes: int = 2) -> int:
-        """Bytes that `open_groups` groups of `classes` accumulators each take beyond Megatron's gradient buffer."""
-        each = self.store.layout.elements * (8 if self.arithmetic.exact else self.store.layout.homes[0].element_size())
-        return each * (open_groups * classes + int(self.arithmetic.exact))
 
     def differentiate(self, command: Differentiate) -> WorkStats:
         """Add the gradient of the command's rows to its target."""

@@ -4,8 +4,8 @@
     ranks = expert_data_parallel x pipeline x expert x expert_tensor (expert parameters)
 
 A *cell* is the smallest set of ranks closed under "shares a collective in a forward pass": the tensor, pipeline and
-context group of a rank, and its expert group. A cell takes one work item at a time, cells never wait for each other
-before the barrier. Called once per learner process; refuses layouts that Megatron-Core would run wrongly or not at all.
+context group of a rank, and its expert group; with `accumulator_shards` also the replicas that share accumulators. A
+cell takes one work item at a time, cells never wait for each other before the barrier. Called once per learner process; refuses layouts that Megatron-Core would run wrongly or not at all.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class Layout:
     cells: int
     cell_ranks: tuple[int, ...]
     cell_group: dist.ProcessGroup  # gloo: carries commands and names, also where tensors travel by NCCL
+    shard_group: dist.ProcessGroup | None = None  # ranks of the cell with the same dense parameters, where sharded
+    expert_shard_group: dist.ProcessGroup | None = None
 
     @property
     def cell_leader(self) -> int:
@@ -60,8 +62,13 @@ class Layout:
 
     @property
     def cell_replicas(self) -> int:
-        """Data-parallel replicas inside this cell (more than one only where experts tie them together)."""
+        """Data-parallel replicas inside this cell: more than one where experts tie them, or accumulators are shared."""
         return len(self.cell_ranks) // (self.tensor * self.pipeline * self.context)
+
+    @property
+    def tied(self) -> bool:
+        """Experts are spread over the replicas of this cell: all of them must run the same number of passes."""
+        return self.tensor * self.context % (self.expert * self.expert_tensor) != 0
 
     @property
     def cell_replica(self) -> int:
@@ -150,6 +157,10 @@ def check_layout(config: LearnerConfig, world: int) -> None:
     expert_tensor = config.expert_tensor_parallel or tensor
     _must_divide("tensor x pipeline x context parallel", tensor * pipeline * context, world)
     _must_divide("expert x expert-tensor x pipeline parallel", config.expert_parallel * expert_tensor * pipeline, world)
+    if config.accumulator_shards > 1:
+        _must_divide(
+            "tensor x pipeline parallel x accumulator shards", tensor * pipeline * config.accumulator_shards, world
+        )
     if config.sequence_parallel and tensor == 1:
         raise ConfigError(
             "learner.sequence_parallel is on with tensor_parallel 1",
@@ -217,12 +228,13 @@ def _layout(config: LearnerConfig, device: torch.device) -> Layout:
     rank, world = dist.get_rank(), dist.get_world_size()
     coupled = [state.get_tensor_model_parallel_group(), state.get_pipeline_model_parallel_group()]
     coupled += [state.get_context_parallel_group(), state.get_expert_tensor_and_model_parallel_group()]
-    mine = sorted({r for group in coupled for r in dist.get_process_group_ranks(group)})
+    mine = sorted({r for group in coupled for r in dist.get_process_group_ranks(group)} | _sharing(config))
     everyone: list[list[int]] = [[] for _ in range(world)]
     dist.all_gather_object(everyone, mine)
     cells = join_coupled(everyone)
     groups = [dist.new_group(list(ranks), backend="gloo") for ranks in cells]
     cell = next(i for i, ranks in enumerate(cells) if rank in ranks)
+    shard_groups = _shard_groups(cells[cell]) if config.accumulator_shards > 1 else (None, None)
     return Layout(
         rank=rank,
         world=world,
@@ -244,7 +256,32 @@ def _layout(config: LearnerConfig, device: torch.device) -> Layout:
         cells=len(cells),
         cell_ranks=cells[cell],
         cell_group=groups[cell],
+        shard_group=shard_groups[0],
+        expert_shard_group=shard_groups[1],
     )
+
+
+def _sharing(config: LearnerConfig) -> set[int]:
+    """Ranks that hold the same dense parameters as this one and share its accumulators: a run of Megatron's
+    data-parallel (and context-parallel) group."""
+    from megatron.core import parallel_state as state
+
+    ranks = dist.get_process_group_ranks(state.get_data_parallel_group(with_context_parallel=True))
+    first = ranks.index(dist.get_rank()) // config.accumulator_shards * config.accumulator_shards
+    return set(ranks[first : first + config.accumulator_shards])
+
+
+def _shard_groups(cell: tuple[int, ...]) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """Ranks of this cell that hold the same dense parameters, and the same experts; every rank of the job calls this."""
+    from megatron.core import parallel_state as state
+
+    dense = dist.get_process_group_ranks(state.get_data_parallel_group(with_context_parallel=True))
+    expert = dist.get_process_group_ranks(state.get_expert_data_parallel_group())
+    mine = [tuple(r for r in ranks if r in cell) for ranks in (dense, expert)]
+    everyone: list[list[tuple[int, ...]]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, mine)
+    made = {ranks: dist.new_group(list(ranks)) for ranks in sorted({ranks for one in everyone for ranks in one})}
+    return made[mine[0]], made[mine[1]]
 
 
 def join_coupled(groups: list[list[int]]) -> list[tuple[int, ...]]:

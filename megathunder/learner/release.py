@@ -8,7 +8,7 @@
     turn_forward          off                      prefix/forward.py
 
 Under exact sums every row runs alone, so that its gradient never depends on what it would have been packed with.
-Replicas of a cell that experts tie together share the rows and run the same number of passes.
+Replicas of a cell share the rows; those that experts tie together run the same number of passes.
 Called by `learner.py`. Refuses combinations that are not in the table.
 """
 
@@ -59,11 +59,13 @@ class Release:
                 remedy="use schedule = one_step_off and accumulator = fp32 with grpo.clip_low/clip_high",
             )
         self._open(command)
+        dealt = self._deal(command.rows)
+        mine = dealt[self._layout.cell_replica % len(dealt)]
         if not self._store.arithmetic.exact:
-            self._run(command, tally)
+            self._run(with_rows(command, mine), tally)
             return
-        for row in command.rows:
-            self._run_exactly(command, row, tally)
+        for turn in range(max(map(len, dealt))):  # as many turns on every replica: each may scatter its accumulator
+            self._run_exactly(command, mine[turn : turn + 1], tally)
 
     def fold(self, command: Fold, tally: Tally) -> None:
         """Fold the accumulators, and what they owe to shared prompts."""
@@ -109,6 +111,16 @@ class Release:
         if command.target.kind == "moment":
             self._store.of(command.target._replace(slot=1))
 
+    def _deal(self, rows: Sequence[TrainRow]) -> list[list[TrainRow]]:
+        """The rows of each replica of the cell; replicas that experts tie together get all, and part them by passes. A
+        trajectory whose turns come one by one stays where its keys and values are."""
+        replicas = 1 if self._layout.tied else self._layout.cell_replicas
+        dealt: list[list[TrainRow]] = [[] for _ in range(replicas)]
+        for number, row in enumerate(rows):
+            at = row.source.group + row.source.trajectory if self._turns else number
+            dealt[at % replicas].append(row)
+        return dealt
+
     def _run(self, command: Differentiate, tally: Tally, coefficient: float = 1.0) -> None:
         if isinstance(self._turns, ForwardTurns) and not command.last:
             self._turns.differentiate(command, tally)
@@ -146,7 +158,7 @@ class Release:
             return share_prompts(rows, tally, weightless=weightless)
         pieces = whole_rows(rows, weightless=weightless)
         replicas = self._layout.cell_replicas
-        if replicas == 1 or not pieces:
+        if not self._layout.tied or not pieces:
             return pieces
         mine = pieces[self._layout.cell_replica :: replicas]
         # A replica with fewer rows still makes as many passes: the experts' collectives couple them. Without a pipeline
@@ -155,14 +167,20 @@ class Release:
         spare = min(pieces, key=lambda piece: piece.length)
         return mine + [replace(spare, trained=False, counted=False)] * (wanted - len(mine))
 
-    def _run_exactly(self, command: Differentiate, row: TrainRow, tally: Tally) -> None:
-        """One row: backward with its own factor, or for the batch with factor 1 and its weight as an integer."""
+    def _run_exactly(self, command: Differentiate, rows: Sequence[TrainRow], tally: Tally) -> None:
+        """One row, or none: backward with its own factor, or for the batch with factor 1 and its weight as an
+        integer."""
         coefficient = 1.0
-        if command.target == BATCH and (command.last or not isinstance(self._turns, ForwardTurns)):
-            coefficient, row = row.scale, with_scale(row, 1.0 if row.scale else 0.0)
+        if rows and command.target == BATCH and (command.last or not isinstance(self._turns, ForwardTurns)):
+            coefficient, rows = rows[0].scale, [with_scale(rows[0], 1.0 if rows[0].scale else 0.0)]
         tally.weight = coefficient
-        fields = {name: getattr(command, name) for name in command.__struct_fields__}
-        self._run(Differentiate(**fields | {"rows": (row,)}), tally, coefficient)
+        self._run(with_rows(command, rows), tally, coefficient)
+
+
+def with_rows(command: Differentiate, rows: Sequence[TrainRow]) -> Differentiate:
+    """`command` with other rows."""
+    fields = {name: getattr(command, name) for name in command.__struct_fields__}
+    return Differentiate(**fields | {"rows": tuple(rows)})
 
 
 def with_scale(row: TrainRow, scale: float) -> TrainRow:
@@ -186,7 +204,13 @@ def check_release(config: Config, layout: Layout) -> None:
             expected="shared_prompt = 'off': what rows owe to a common prompt adds up in floating point",
             remedy="set learner.shared_prompt=off",
         )
-    if layout.cell_replicas > 1 and (release != "trajectory" or prompt != "off"):
+    if layout.cell_replicas > 1 and prompt == "group":
+        raise ConfigError(
+            f"learner.shared_prompt = 'group' in cells of {layout.cell_replicas} replicas",
+            expected="one replica a cell: a held prompt waits for all trajectories of its group",
+            remedy="set learner.shared_prompt=packed or off, or learner.accumulator_shards=1",
+        )
+    if layout.tied and (release != "trajectory" or prompt != "off"):
         raise ConfigError(
             f"release = {release!r}, shared_prompt = {prompt!r} in cells of {layout.cell_replicas} expert replicas",
             expected="whole trajectories: replicas must run the same number of passes",

@@ -8,9 +8,10 @@ With n trained parameters on the rank (all of them, or the adapters), of type si
 
     weights s (all);  gradient buffer 4 n;  optimizer 8 n (two moments), 12 n below float32 (and float32 masters),
     sharded over ranks / (t p) for dense and ranks / (e x p) for expert parameters with `distributed_optimizer`;
-    accumulators 4 n each (8 n in exact mode), in host memory if they are placed there;
-    scratch where a backward pass cannot add to the accumulator directly: host 4 n, of a GPU two of them and the copies'
-    buffers; exact 8 n, the integer batch;
+    accumulators 4 n each (8 n in exact mode), in host memory if they are placed there; of dense parameters 1 / shards
+    of that with `accumulator_shards`, of experts 1 / (ranks of the cell that hold the same ones);
+    scratch where a backward pass cannot add to the accumulator directly: host or shards 4 n, for host memory of a GPU
+    two of them and the copies' buffers; exact 8 n, the integer batch;
     checkpoint: a copy in host memory of the trained weights and the optimizer, while one is written beside an update;
     activations of one micro-batch of `pack_tokens` / c tokens (estimate), its logits (estimate).
 
@@ -140,15 +141,41 @@ def trained_parameters(shape: ModelShape, learner: LearnerConfig) -> Parameters:
 
 
 def accumulators_held(config: Config) -> tuple[int, int]:
-    """(of open groups, of trajectories without a reward) a cell may hold: one a reward value, none for direct work;
-    under SALT one a trajectory, whatever the schedule."""
-    if config.objective == "grpo" and config.salt.active:
-        return min(config.streaming.max_open_groups, config.prompts_at_most) * config.group_sizes[-1], 0
-    if config.objective == "opd" or config.schedule in ("sync", "one_step_off", "periodic_async"):
+    """(of open groups, of trajectories without a reward) a cell may hold, none for direct work. A cell holds no more
+    groups than `max_open_groups`, and no more than an update has;
+    SALT holds them whatever the schedule."""
+    streaming, exact = config.streaming, config.learner.accumulator == "exact"
+    apart = exact or (config.objective == "grpo" and config.salt.active)
+    whole = config.schedule in ("sync", "one_step_off", "periodic_async")  # released with their coefficients known
+    if config.objective == "opd" or (whole and not apart):
         return 0, 0
-    streaming = config.streaming
     groups = min(streaming.max_open_groups, config.prompts_at_most)
-    return streaming.reward_values * groups, streaming.max_own_accumulators if streaming.content_ready else 0
+    streams = streaming.content_ready and config.schedule == "thundersync" and not config.salt.active
+    own = streaming.max_own_accumulators if streams else 0
+    return accumulators_of_a_group(config) * groups, own
+
+
+def accumulators_of_a_group(config: Config) -> int:
+    """One a trajectory under SALT, else one a distinct reward: two of a verifier that says right or wrong; beyond `reward_values`, two moments for all
+    others (under exact sums every reward keeps its own)."""
+    grpo, size = config.grpo, config.group_sizes[-1]
+    shaped = config.tasks.source == "terminal" or grpo.overlong_buffer_tokens or grpo.kl_in_reward
+    distinct = size if shaped else min(2, size)
+    if config.salt.active:
+        return size
+    if config.learner.accumulator == "exact":
+        return distinct
+    return distinct if distinct <= config.streaming.reward_values else config.streaming.reward_values + 2
+
+
+def sharded(trained: Parameters, learner: LearnerConfig) -> int:
+    """Elements of one accumulator on one rank."""
+    if learner.accumulator_shards == 1:
+        return trained.total
+    experts = learner.ranks_of_a_cell // (
+        learner.pipeline_parallel * learner.expert_parallel * _expert_tensor(learner)
+    )
+    return math.ceil(trained.dense / learner.accumulator_shards) + math.ceil(trained.expert / max(experts, 1))
 
 
 def make_memory(config: Config, shape: ModelShape, *, ranks: int, on_gpu: bool) -> Memory:
@@ -162,14 +189,16 @@ def make_memory(config: Config, shape: ModelShape, *, ranks: int, on_gpu: bool) 
     shares = config.rollout.gpus_per_server
     cache = 2 * shape.layers * shape.kv_heads * shape.head_size * server_size // min(shares, shape.kv_heads)
     through = (2 * element * trained.total + COPY_BUFFER_BYTES) if on_gpu else element * trained.total
-    scratch = 8 * trained.total if exact else through if host and accumulators else 0
+    scratched = accumulators and (host or learner.accumulator_shards > 1)
+    through = through if host else element * trained.total
+    scratch = 8 * trained.total if exact else through if scratched else 0
     optimizer = _optimizer_bytes(learner, trained, ranks, size)
     copied = config.run.checkpoint_background and 0 < config.run.checkpoint_every < config.run.updates
     return Memory(
         weights=held * size,
         gradient=trained.total * element,
         optimizer=optimizer,
-        accumulators=accumulators * trained.total * (8 if exact else element),
+        accumulators=accumulators * sharded(trained, learner) * (8 if exact else element),
         scratch=scratch,
         activations=_activation_bytes(config, shape, size),
         logits=_logit_bytes(config, shape, size),

@@ -1,4 +1,4 @@
-"""What the host has, and the GPUs' own account of their memory and use.
+"""What the host lets this process have, and the GPUs' own account of their memory and use.
 
 `gpu_use()` is None where there is no NVIDIA driver or nvidia-ml-py is not installed. Called by `watch.py` and for the
 plan.
@@ -6,8 +6,10 @@ plan.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 import psutil
@@ -24,9 +26,26 @@ class GpuUse:
     """Bytes of each process that computes on any of them; empty where the driver does not say."""
 
 
-def host_limit_bytes() -> int:
-    """Memory this machine has."""
-    return psutil.virtual_memory().total
+def host_limit_bytes(process: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory this process may take: the machine's, or the least of what its control groups (a container, a batch
+    system) allow. `process` and `groups` are files of the kernel, others in tests."""
+    return min([psutil.virtual_memory().total, *_group_limits(process, groups)])
+
+
+def _group_limits(process: Path, groups: Path) -> Iterator[int]:
+    """Limits of the process's group and of every group around it, version 2 (`0::/a/b`) and 1 (`5:memory:/a/b`)."""
+    if not process.exists():
+        return
+    for line in process.read_text().splitlines():
+        number, controllers, place = line.split(":", 2)
+        if number != "0" and "memory" not in controllers.split(","):
+            continue
+        root, name = (groups, "memory.max") if number == "0" else (groups / "memory", "memory.limit_in_bytes")
+        here = root / place.lstrip("/")
+        for folder in (here, *here.parents):
+            file = folder / name
+            if folder.is_relative_to(root) and file.is_file() and (text := file.read_text().strip()).isdigit():
+                yield int(text)
 
 
 def gpu_use(nvml: ModuleType | None = None) -> GpuUse | None:

@@ -37,6 +37,7 @@ class Plan:
     parameters: Parameters
     trained: Parameters
     memory: Memory
+    ranks_here: int = 1
     host_limit_bytes: int = 0
     device_limit_bytes: int = 0
     node_limit_bytes: int = 0
@@ -54,7 +55,7 @@ class Plan:
         """Everything, on one host without a GPU."""
         elsewhere = self.config.rollout.urls or self.config.replay.run
         servers = 0 if elsewhere else self.config.rollout.servers
-        return self.memory.device * self.ranks + self.memory.server * servers
+        return self.memory.device * self.ranks_here + self.memory.server * servers
 
     @property
     def full_memory(self) -> Memory:
@@ -77,17 +78,30 @@ class Plan:
     @property
     def node_bytes(self) -> int:
         """Host memory of the machine of rank 0."""
-        return self.memory.host * min(self.ranks, self.config.hardware.gpus_per_node) + self.sandbox_bytes
+        return self.memory.host * self.ranks_of_a_machine + self.sandbox_bytes
+
+    @property
+    def ranks_of_a_machine(self) -> int:
+        """Learner ranks whose host memory is one machine's."""
+        return min(self.ranks, self.config.hardware.gpus_per_node) if self.on_gpu else self.ranks_here
 
 
 def make_plan(
-    config: Config, shape: ModelShape, *, ranks: int = 1, host_limit_bytes: int = 0, gpu_bytes: int = 0
+    config: Config,
+    shape: ModelShape,
+    *,
+    ranks: int = 1,
+    ranks_here: int = 0,
+    host_limit_bytes: int = 0,
+    gpu_bytes: int = 0,
 ) -> Plan:
-    """Reckon the plan. `host_limit_bytes`: memory of this host; `gpu_bytes`: of its GPU, 0 where it has none."""
+    """Reckon the plan. `host_limit_bytes`: memory of this host; `gpu_bytes`: of its GPU, 0 where it has none;
+    `ranks_here`: of the `ranks`, those on this machine (0: all)."""
     hardware = config.hardware
     named = hardware.gpu_memory_gib or GPU_MEMORY_GIB.get(hardware.gpu.upper(), 0.0)
     on_gpu = config.learner.device == "cuda" or (config.learner.device == "auto" and bool(named or gpu_bytes))
     here = 0 if named else host_limit_bytes  # a named GPU is another machine's
+    meant = round(hardware.host_memory_gib * 2**30)
     return Plan(
         config=config,
         shape=shape,
@@ -96,9 +110,10 @@ def make_plan(
         parameters=rank_parameters(shape, config.learner),
         trained=trained_parameters(shape, config.learner),
         memory=make_memory(config, shape, ranks=ranks, on_gpu=on_gpu),
-        host_limit_bytes=0 if on_gpu else host_limit_bytes,
+        ranks_here=ranks_here or ranks,
+        host_limit_bytes=0 if on_gpu else meant or host_limit_bytes,
         device_limit_bytes=(round(named * 2**30) or gpu_bytes) if on_gpu else 0,
-        node_limit_bytes=(round(hardware.host_memory_gib * 2**30) or here) if on_gpu else 0,
+        node_limit_bytes=(meant or here) if on_gpu else 0,
     )
 
 
@@ -130,6 +145,7 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
         ("parameters of a rank", _rank_parameters(plan)),
         ("a learner rank", _sum(memory.device_parts)),
         ("accumulators", _accumulators(plan)),
+        *([("sharding them", text)] if (text := _sharding(plan)) else []),
         *([("adapters save", _savings(plan))] if learner.lora_rank else []),
         *([("its host memory", _sum(memory.host_parts))] if plan.on_gpu else []),
         ("a server" if rollout.gpus_per_server == 1 else "a GPU of a server", f"{server}: {_cache(plan)}"),
@@ -208,7 +224,30 @@ def _accumulators(plan: Plan) -> str:
     placed = "in host memory" if plan.memory.accumulators_on_host else "beside the gradient buffer"
     kinds = f"{groups} of open groups" + (f" + {own} of unrewarded trajectories" if own else "")
     each = plan.memory.accumulators // (groups + own)
-    return f"{in_bytes(plan.memory.accumulators)} = {groups + own} x {in_bytes(each)} {placed} ({kinds})"
+    shards = plan.config.learner.accumulator_shards
+    whole = f", 1/{shards} of each on a rank" if shards > 1 else ""
+    return f"{in_bytes(plan.memory.accumulators)} = {groups + own} x {in_bytes(each)} {placed} ({kinds}{whole})"
+
+
+def _sharding(plan: Plan) -> str:
+    """What `accumulator_shards` saves a rank, or would save; empty where no two ranks hold the same parameters."""
+    learner, held = plan.config.learner, sum(accumulators_held(plan.config))
+    ways = plan.ranks // (learner.tensor_parallel * learner.pipeline_parallel)
+    shards = learner.accumulator_shards
+    if not held or ways < 2:
+        return ""
+
+    def bytes_with(count: int) -> int:
+        config = replace(plan.config, learner=replace(learner, accumulator_shards=count))
+        memory = make_memory(config, plan.shape, ranks=plan.ranks, on_gpu=plan.on_gpu)
+        return memory.accumulators + memory.scratch
+
+    saved = bytes_with(1) - bytes_with(shards if shards > 1 else ways)
+    worth = f"saves {in_bytes(saved)}" if saved > 0 else f"saves nothing (it costs {in_bytes(-saved)})"
+    traffic = f"a reduce-scatter of {in_bytes(plan.memory.gradient)} a micro-batch"
+    if shards > 1:
+        return f"{worth} a rank, scratch included, for {traffic}; {shards} replicas take work together"
+    return f"learner.accumulator_shards = {ways} {worth} a rank, for {traffic} and cells of {ways} replicas"
 
 
 def _savings(plan: Plan) -> str:

@@ -18,7 +18,8 @@ Deterministic: the order of events and of requests decides everything. Called by
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 
 from megathunder.config.root import Config
 from megathunder.errors import IllegalMove
@@ -149,7 +150,8 @@ class Dispatcher:
         passes = tuple((c, steps[c]) for c in chosen)
         first_step = passes[0][1]
         rows = tuple(self._planner.row(c, s, direct=target == BATCH) for c, s in passes)
-        number = self._register(PassItem(cell=cell, target=target, passes=passes))
+        tokens = tuple(_new_tokens(c, s) for c, s in passes)
+        number = self._register(PassItem(cell=cell, target=target, passes=passes, tokens=tokens))
         self._bind(cell, target, passes)
         reward = passes[0][0].attempt.reward if target.kind == "moment" else None
         return Differentiate(
@@ -181,7 +183,6 @@ class Dispatcher:
         for chain, step in passes:
             self._lanes.put(chain, None)
             chain.in_flight = True
-            chain.spent_tokens += _new_tokens(chain, step)
             group = chain.attempt.group
             if not step.last:
                 chain.cell = cell
@@ -213,9 +214,10 @@ class Dispatcher:
             item.group.in_flight -= 1
         if isinstance(item, FoldItem):
             self._folded(item)
-        else:
-            for chain, step in item.passes:
-                self._passed(chain, step, item.target)
+            return
+        for (chain, step), tokens in zip(item.passes, shares(done.stats.tokens, item.tokens), strict=True):
+            chain.spent_tokens += tokens
+            self._passed(chain, step, item.target)
 
     def _passed(self, chain: Chain, step: Pass, target: AccumulatorKey) -> None:
         chain.in_flight = False
@@ -273,6 +275,19 @@ class Dispatcher:
             source, ledger = attempt.source, self._board.ledger
             if ledger.ready_to_fold(source):
                 ledger.move(source, State.FOLDED)
+
+
+def shares(total: int, parts: Sequence[int]) -> list[int]:
+    """Whole numbers in proportion to `parts` that add up to `total`: what the learner says that an item took, over its
+    rows (fewer tokens than the rows have, where last tokens and shared prompts are not computed).
+
+    >>> shares(10, [1, 1, 1])
+    [3, 3, 4]
+    """
+    whole, ends = sum(parts), [0]
+    for end in itertools.accumulate(parts):
+        ends.append(total * end // whole if whole else total)
+    return [end - start for start, end in itertools.pairwise(ends)]
 
 
 def _worth(group: Group) -> bool:

@@ -11,11 +11,12 @@ from megathunder.types import BATCH, AccumulatorKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassItem:
-    """A Differentiate in flight: its chains and the accumulator they are added to."""
+    """A Differentiate in flight: its chains, the accumulator they are added to, and the new tokens of each."""
 
     cell: int
     target: AccumulatorKey
     passes: tuple[tuple[Chain, Pass], ...]
+    tokens: tuple[int, ...]
 
     @property
     def group(self) -> Group | None:

@@ -36,8 +36,8 @@ from megathunder.types import Differentiate, Done, Event, Fold
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleReport:
-    """What an update's schedule did. Seconds are sums over cells; `wasted_tokens` are those of `given_tokens` that
-    belonged to groups or trajectories which ended with no weight."""
+    """What an update's schedule did. Seconds are sums over cells; `given_tokens` are those that the cells say
+    they computed, `wasted_tokens` the ones among them for groups or trajectories which ended with no weight."""
 
     counts: LedgerCounts
     busy_s: float

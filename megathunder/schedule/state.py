@@ -36,7 +36,7 @@ class Chain:
     done: bool = False
     held: AccumulatorKey | None = None  # where its gradient waits for the closure
     lane: Lane | None = None
-    spent_tokens: int = 0
+    spent_tokens: int = 0  # that the learner computed for it
 
 
 @dataclass(slots=True, eq=False)

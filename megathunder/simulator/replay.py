@@ -91,7 +91,9 @@ class _Machine:
             while self._running and self._running[0][0] <= now:
                 end, cell, command = heapq.heappop(self._running)
                 self._free.add(cell)
-                done = Done(item=command.item, cell=cell, started_s=end, ended_s=end, stats=WorkStats())
+                done = Done(
+                    item=command.item, cell=cell, started_s=end, ended_s=end, stats=WorkStats(tokens=_tokens(command))
+                )
                 self.scheduler.on_done(done, now)
             for cell in sorted(self._free):
                 self._start(cell, now)
@@ -108,3 +110,10 @@ class _Machine:
         heapq.heappush(self._running, (end, cell, command))
         kind, rows = (command.target.kind, len(command.rows)) if isinstance(command, Differentiate) else ("fold", 0)
         self.spans.append(WorkSpan(cell=cell, start_s=now, end_s=end, kind=kind, rows=rows))
+
+
+def _tokens(command: Differentiate | Fold) -> int:
+    """New tokens of the command's rows."""
+    if isinstance(command, Fold):
+        return 0
+    return sum(len(row.token_ids) - row.context_tokens for row in command.rows)

@@ -140,6 +140,8 @@ def totals(learner, done, stats):
     names = ("loss", "trained", "tokens", "flops")
     found = {f"stat.{n}": sum(one[i] for one in leaders) for i, n in enumerate(names)} | {"stat.norm": mine[5]}
     trainable = sum(p.numel() for p in learner.store.layout.parameters)
+    element = learner.store.layout.homes[0].element_size()
+    found["stat.accumulator_elements"] = (learner.store.peak_bytes or 0) / element
     found |= {"stat.trainable": trainable, "stat.buffer": learner.store.layout.elements}
     return {n: torch.tensor(float(v), dtype=torch.float64) for n, v in found.items()}
 

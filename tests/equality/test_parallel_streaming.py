@@ -43,12 +43,20 @@ LAYOUTS = {
         ("pp2", "dense", "bad", PP2),
         ("ep2", "mixture", "grpo opd exact lora bad resumed idle", EP2),
         ("dp2", "mixture", "exact", ""),
+        ("dp2 shards2", "dense", "grpo opd exact lora", "accumulator_shards=2"),
+        ("cp2 shards2", "dense", "grpo", f"{CP2},accumulator_shards=2"),
+        ("ep2 shards2", "mixture", "grpo exact", f"{EP2},accumulator_shards=2"),
         ("tp2 sp etp2", "mixture", "grpo", f"{TP2},{SP}"),
     ],
     4: [
         ("tp2 pp2", "dense", "grpo opd", f"{TP2},{PP2}"),
         ("tp2 dp2", "dense", "grpo exact", TP2),
         ("dp4", "dense", "grpo exact", ""),
+        ("dp4 shards4", "dense", "grpo exact", "accumulator_shards=4"),
+        ("dp4 shards2", "dense", "grpo exact", "accumulator_shards=2"),
+        ("tp2 dp2 shards2", "dense", "grpo exact", f"{TP2},accumulator_shards=2"),
+        ("pp2 dp2 shards2", "dense", "grpo", f"{PP2},accumulator_shards=2"),
+        ("ep2 dp2 shards4", "mixture", "grpo exact", f"{EP2},accumulator_shards=4"),
         ("cp2 pp2", "dense", "grpo", f"{CP2},{PP2}"),
         ("ep2 dp2", "mixture", "grpo opd exact", EP2),
         ("pp2 ep2", "mixture", "grpo opd", f"{PP2},{EP2}"),
@@ -136,6 +144,12 @@ def test_the_streamed_update_of_every_layout_equals_the_one_process_barrier_upda
         ("dense", "one", "dp2 sharded"),
         ("dense", "one", "dp4"),
         ("dense", "tp2", "tp2 dp2"),
+        ("dense", "one", "dp2 shards2"),
+        ("dense", "one", "dp4 shards4"),
+        ("dense", "one", "dp4 shards2"),
+        ("dense", "tp2", "tp2 dp2 shards2"),
+        ("mixture", "ep2", "ep2 shards2"),
+        ("mixture", "ep2", "ep2 dp2 shards4"),
         ("mixture", "one", "dp2"),
         ("mixture", "ep2", "ep2 dp2"),
     ],
@@ -163,6 +177,30 @@ def test_sharded_adapters_go_on_from_a_checkpoint_that_holds_nothing_else(result
 def test_tied_replicas_of_25_and_10_tokens_make_three_passes_each(results):
     seen = {name: tensor.tolist() for name, tensor in results["ep2", "mixture", "idle"].items()}
     assert seen == {"passes": [3, 3], "longest": [10, 10], "tokens": [25, 10]}
+
+
+@pytest.mark.parametrize(
+    ("model", "whole", "sharded"),
+    [
+        ("dense", "dp2", "dp2 shards2"),
+        ("dense", "dp4", "dp4 shards4"),
+        ("dense", "cp2", "cp2 shards2"),
+        ("mixture", "ep2", "ep2 shards2"),
+    ],
+)
+def test_the_sharded_update_is_the_unsharded_one_to_a_millionth(results, model, whole, sharded):
+    one, other = (results[name.replace(" ", "_"), model, "grpo"] for name in (whole, sharded))
+    assert worlds.largest_difference(of(other, "gradient."), of(one, "gradient.")) < 1e-6
+    assert worlds.largest_difference(of(other, "update."), of(one, "update.")) < 1e-6
+
+
+@pytest.mark.parametrize(("layout", "mode", "ways"), [("dp2_shards2", "grpo", 2), ("dp4_shards4", "grpo", 4)])
+def test_a_rank_holds_its_part_of_each_accumulator(results, layout, mode, ways):
+    seen, plain = results[layout, "dense", mode], results["one", "dense", mode]
+    each = -(-float(seen["stat.buffer"]) // ways)
+    scratch = float(seen["stat.buffer"])
+    held = float(plain["stat.accumulator_elements"]) / float(plain["stat.buffer"])  # whole accumulators, unsharded
+    assert float(seen["stat.accumulator_elements"]) == scratch + held * each
 
 
 def test_adapters_alone_are_trained_and_accumulated(results):

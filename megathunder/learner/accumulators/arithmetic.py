@@ -20,6 +20,7 @@ from torch import Tensor
 
 from megathunder.errors import UserError
 from megathunder.learner.accumulators.layout import Flats, GradientLayout
+from megathunder.learner.accumulators.shards import Shards
 
 COEFFICIENT_BITS = 20
 _LIMIT = 1 << 62
@@ -28,7 +29,7 @@ _CHUNK = 1 << 17  # elements worked on at once: stays in cache
 
 @dataclass(slots=True, eq=False)
 class Accumulator:
-    """`flats` hold the sum; `bounds` bound each bucket's largest integer (fixed point only); `fresh`: what `flats` hold
+    """`flats` hold the sum, or this rank's part of it (then without `views`); `bounds` bound each bucket's largest integer (fixed point only); `fresh`: what `flats` hold
     means nothing yet, the sum is zero (host memory only)."""
 
     flats: Flats
@@ -45,13 +46,14 @@ class FloatArithmetic:
     def __init__(self, layout: GradientLayout) -> None:
         self._layout = layout
 
-    def allocate(self, device: torch.device | None = None) -> Accumulator:
-        """A zero accumulator; on `device` where given (pinned where that is the host of a CUDA rank)."""
+    def allocate(self, device: torch.device | None = None, shards: Shards | None = None) -> Accumulator:
+        """A zero accumulator, or this rank's part of one; on `device` where given (pinned where that is the host of a
+        CUDA rank)."""
         flats = []
-        for home in self._layout.homes:
+        for home in shards.parts(self._layout.homes) if shards else self._layout.homes:
             pinned = device is not None and device.type == "cpu" and home.is_cuda
             flats.append(torch.zeros(home.numel(), dtype=home.dtype, device=device or home.device, pin_memory=pinned))
-        return Accumulator(flats, self._layout.views(flats))
+        return Accumulator(flats, [] if shards else self._layout.views(flats))
 
     def zero(self, accumulator: Accumulator) -> None:
         for flat in accumulator.flats:
@@ -77,8 +79,8 @@ class FixedPointArithmetic:
         self.fraction_bits = 62 - COEFFICIENT_BITS - math.ceil(math.log2(largest))
         self._step = 2.0**self.fraction_bits
 
-    def allocate(self, device: torch.device | None = None) -> Accumulator:
-        homes = self._layout.homes
+    def allocate(self, device: torch.device | None = None, shards: Shards | None = None) -> Accumulator:
+        homes = shards.parts(self._layout.homes) if shards else self._layout.homes
         flats = [torch.zeros(h.numel(), dtype=torch.int64, device=device or h.device) for h in homes]
         return Accumulator(flats, [], [0] * len(flats))
 
@@ -87,14 +89,27 @@ class FixedPointArithmetic:
             flat.zero_()
         accumulator.bounds = [0] * len(accumulator.flats)
 
+    def deposit_part(self, target: Accumulator, gradient: Flats, shards: Shards) -> None:
+        """target, this rank's part, += the sum of `gradient` over the ranks that share it, each rounded by itself."""
+        for bucket, (into, part) in enumerate(zip(target.flats, gradient, strict=True)):
+            if not part.numel():
+                continue
+            scaled = self._largest(part) * self._step
+            units = min(math.ceil(scaled) + 1, _LIMIT) if math.isfinite(scaled) else _LIMIT
+            units, value = shards.agree(bucket, units, scaled / self._step)
+            self._grow(target, bucket, units, value)
+            for at, stacked in shards.stacked(bucket, part):
+                whole = stacked.to(torch.float64).mul_(self._step).round_().to(torch.int64)
+                mine = into[at : at + whole.shape[1]]
+                mine.add_(shards.sum(bucket, whole)[: mine.numel()].to(into.device))
+
     def deposit(self, target: Accumulator, gradient: Flats, coefficient: float | None) -> None:
         """target += gradient, in units of 2^-f; with a coefficient also times k (the batch's units)."""
         factor = 1 if coefficient is None else round(coefficient * (1 << COEFFICIENT_BITS))
         for bucket, (into, part) in enumerate(zip(target.flats, gradient, strict=True)):
             if not part.numel():
                 continue
-            low, high = torch.aminmax(part)
-            value = max(abs(float(low)), abs(float(high)))
+            value = self._largest(part)
             largest = self._units(bucket, value)
             self._grow(target, bucket, largest * abs(factor), value)
             for at in range(0, part.numel(), _CHUNK):
@@ -126,6 +141,11 @@ class FixedPointArithmetic:
         for bucket, bound in enumerate(bounds):
             if bound >= _LIMIT:
                 self._refuse(bucket, float(bound) / self._step / (1 << COEFFICIENT_BITS))
+
+    @staticmethod
+    def _largest(part: Tensor) -> float:
+        low, high = torch.aminmax(part)
+        return max(abs(float(low)), abs(float(high)))
 
     def _units(self, bucket: int, value: float) -> int:
         scaled = value * self._step

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from megathunder.learner.accumulators.arithmetic import Accumulator, FloatArithmetic
 from megathunder.learner.accumulators.layout import Flats, GradientLayout
+from megathunder.learner.accumulators.shards import Shards
 
 PIECE = 1 << 24  # elements: 64 MiB of float32
 BUFFERS = 3
@@ -144,11 +145,12 @@ class HostArithmetic(FloatArithmetic):
         super().__init__(layout)
         self.traffic = traffic
 
-    def allocate(self, device: torch.device | None = None) -> Accumulator:
+    def allocate(self, device: torch.device | None = None, shards: Shards | None = None) -> Accumulator:
         if device is None:
-            return super().allocate()
-        flats = [_pinned(home.numel(), home.dtype, lock=home.is_cuda) for home in self._layout.homes]
-        return Accumulator(flats, self._layout.views(flats), fresh=True)
+            return super().allocate(shards=shards)
+        homes = shards.parts(self._layout.homes) if shards else self._layout.homes
+        flats = [_pinned(home.numel(), home.dtype, lock=home.is_cuda) for home in homes]
+        return Accumulator(flats, [] if shards else self._layout.views(flats), fresh=True)
 
     def zero(self, accumulator: Accumulator) -> None:
         """What lies on the host is overwritten by the next addition, which may come while this is still being read."""

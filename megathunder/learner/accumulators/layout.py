@@ -10,10 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel
 from torch import Tensor
 
 Flats = list[Tensor]  # one 1-D tensor a gradient buffer, dense buffers first
+
+
+def groups_of_buffers(
+    chunks: Sequence[DistributedDataParallel], dense: dist.ProcessGroup | None, expert: dist.ProcessGroup | None
+) -> list[dist.ProcessGroup | None]:
+    """`dense` or `expert` for each of Megatron's buffers, in the order of `GradientLayout.homes`."""
+    groups: list[dist.ProcessGroup | None] = []
+    for chunk in chunks:
+        groups += [dense] * len(chunk.buffers) + [expert] * len(chunk.expert_parallel_buffers)
+    return groups
 
 
 class GradientLayout:

@@ -9,7 +9,8 @@
 `collect(key)` points `param.main_grad` at the right buffers for the backward passes of its body. Under exact
 arithmetic, and for accumulators on host memory, every backward goes through a scratch on the device: Megatron's own
 buffer in exact mode (the batch is then integers elsewhere), a spare one otherwise, two in turn on a GPU, so that one
-empties into host memory (`host.py`) while the next backward fills the other.
+empties into host memory (`host.py`) while the next backward fills the other. With `shards` each rank holds a part of
+every accumulator but the batch (`shards.py`), filled through a scratch as well.
 Called by `learner.py`. Refuses to fold an accumulator that nothing was added to.
 """
 
@@ -24,6 +25,7 @@ from megathunder.errors import MegathunderError, UserError
 from megathunder.learner.accumulators.arithmetic import Accumulator, FixedPointArithmetic, FloatArithmetic
 from megathunder.learner.accumulators.host import HostTraffic
 from megathunder.learner.accumulators.layout import Flats, GradientLayout
+from megathunder.learner.accumulators.shards import Shards
 from megathunder.types import BATCH, AccumulatorKey, Fold
 
 
@@ -31,19 +33,27 @@ class AccumulatorStore:
     """See the module docstring. `on_host` keeps all but the batch in host memory (pinned where CUDA is present)."""
 
     def __init__(
-        self, layout: GradientLayout, arithmetic: FloatArithmetic | FixedPointArithmetic, *, on_host: bool = False
+        self,
+        layout: GradientLayout,
+        arithmetic: FloatArithmetic | FixedPointArithmetic,
+        *,
+        on_host: bool = False,
+        shards: Shards | None = None,
     ) -> None:
-        self.layout, self.arithmetic = layout, arithmetic
+        self.layout, self.arithmetic, self._shards = layout, arithmetic, shards
         self._place = torch.device("cpu") if on_host else None
         home = Accumulator(layout.homes, layout.home_views, [0] * len(layout.homes))
         self._home = home
         self.batch = arithmetic.allocate() if arithmetic.exact else home
+        self._batch_part = self.batch
+        if shards:
+            self._batch_part = Accumulator(shards.parts(self.batch.flats), [], [0] * len(layout.homes))
         self._open: dict[AccumulatorKey, Accumulator] = {BATCH: self.batch}
         self._pool: list[Accumulator] = []
         self._traffic: HostTraffic | None = getattr(arithmetic, "traffic", None)
         self._scratches: list[Accumulator] = [home] if arithmetic.exact else []
         self._emptied: dict[int, torch.cuda.Event] = {}  # of a scratch, by its identity
-        self._through_scratch = arithmetic.exact or on_host
+        self._through_scratch = arithmetic.exact or on_host or shards is not None
         self.peak_bytes = 0
 
     @property
@@ -51,6 +61,15 @@ class AccumulatorStore:
         """Bytes allocated beyond Megatron's own gradient buffer, the pool and the scratch included."""
         extra = [*self._open.values(), *self._pool, *self._scratches]
         return sum(_bytes(a) for a in extra if a is not self._home)
+
+    @property
+    def batch_bounds(self) -> list[int]:
+        """Bound of the batch's largest integer in each bucket (exact only), what was folded in parts counted by one of
+        the ranks that share them."""
+        if self._shards is None:
+            return self.batch.bounds
+        folded = [b if self._shards.counts(bucket) else 0 for bucket, b in enumerate(self._batch_part.bounds)]
+        return [direct + part for direct, part in zip(self.batch.bounds, folded, strict=True)]
 
     @property
     def open_keys(self) -> frozenset[AccumulatorKey]:
@@ -75,12 +94,10 @@ class AccumulatorStore:
         scratch = self._zeroed_scratch()
         self.layout.point(scratch.views)
         yield
-        if key.kind == "moment":
-            self.arithmetic.deposit(self.of(key._replace(slot=0)), scratch.flats, 1.0)
-            self.arithmetic.deposit(self.of(key._replace(slot=1)), scratch.flats, reward)
+        if key == BATCH:
+            self.arithmetic.deposit(self.batch, scratch.flats, coefficient)
         else:
-            batch = key == BATCH and self.arithmetic.exact
-            self.arithmetic.deposit(self.of(key), scratch.flats, coefficient if batch else self._whole)
+            self._add(key, scratch, reward)
         if self._traffic:
             self._emptied[id(scratch)] = self._traffic.asked()
         self.layout.point_home()
@@ -114,7 +131,9 @@ class AccumulatorStore:
                     "here, or it was freed"
                 )
             source = self._open[term.source]
-            self.arithmetic.combine(self.of(term.target), source, term.coefficient, batch=term.target == BATCH)
+            batch = term.target == BATCH
+            target = self._batch_part if batch else self.of(term.target)
+            self.arithmetic.combine(target, source, term.coefficient, batch=batch)
         for key in fold.free:
             freed = self._open.pop(key, None)
             if freed is not None:
@@ -124,6 +143,8 @@ class AccumulatorStore:
         """Zero the batch; every group must be closed by now."""
         self.layout.point_home()
         self.arithmetic.zero(self.batch)
+        if self._shards:
+            self._batch_part.bounds = [0] * len(self.layout.homes)
         for home in self.layout.homes:
             home.zero_()
 
@@ -133,12 +154,24 @@ class AccumulatorStore:
             self._pool.append(self._open.pop(key))
         self.clear()
 
+    def _add(self, key: AccumulatorKey, scratch: Accumulator, reward: float) -> None:
+        """The scratch's gradient into an accumulator of an open group."""
+        if self._shards and self.arithmetic.exact:
+            self.arithmetic.deposit_part(self.of(key), scratch.flats, self._shards)
+            return
+        gradient = self._shards.reduce(scratch.flats) if self._shards else scratch.flats
+        if key.kind == "moment":
+            self.arithmetic.deposit(self.of(key._replace(slot=0)), gradient, 1.0)
+            self.arithmetic.deposit(self.of(key._replace(slot=1)), gradient, reward)
+        else:
+            self.arithmetic.deposit(self.of(key), gradient, None if self.arithmetic.exact else 1.0)
+
     def _take(self) -> Accumulator:
         if self._pool:
             reused = self._pool.pop()
             self.arithmetic.zero(reused)
             return reused
-        return self.arithmetic.allocate(self._place)
+        return self.arithmetic.allocate(self._place, self._shards)
 
     def _zeroed_scratch(self) -> Accumulator:
         if len(self._scratches) < (2 if self._traffic else 1):
@@ -151,10 +184,6 @@ class AccumulatorStore:
         for flat in scratch.flats:
             flat.zero_()
         return scratch
-
-    @property
-    def _whole(self) -> float | None:
-        return None if self.arithmetic.exact else 1.0
 
 
 def _bytes(accumulator: Accumulator) -> int:

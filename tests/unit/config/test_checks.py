@@ -71,6 +71,7 @@ REFUSED: list[tuple[dict[str, object], str, str]] = [
     ({"learner__virtual_pipeline": 3}, "4 layers", "virtual_pipeline = 1"),
     ({"learner__expert_tensor_parallel": 2}, "2 x 1 x 1", "--nproc-per-node 2"),
     ({"learner__tensor_parallel": 2}, "1 learner rank(s)", "--nproc-per-node 2"),
+    ({"learner__accumulator_shards": 2}, "1 rank(s) hold the same parameters", "accumulator_shards = 1"),
     ({"learner__sequence_parallel": True}, "tensor_parallel = 1", "sequence_parallel = false"),
     ({"rollout__cpu_cores": (4096,)}, "[4096]", "cpu_cores = []"),
     ({"learner__cpu_cores": (4096,)}, "learner.cpu_cores", "cpu_cores = []"),
@@ -100,6 +101,20 @@ def test_the_legal_configuration_passes_in_under_a_second(tmp_path: Path) -> Non
     check(config, ranks=1)
     check(change(config, objective="opd", streaming__release="turn"), ranks=1)
     assert time.monotonic() - started < 1
+
+
+def test_accumulators_are_shared_by_whole_cells(tmp_path: Path) -> None:
+    config = legal(tmp_path)
+    check(change(config, learner__accumulator_shards=2), ranks=4)
+    check(change(config, learner__accumulator_shards=4, learner__context_parallel=2), ranks=4)
+    for settings, seen in (
+        ({"learner__accumulator_shards": 3}, "accumulator_shards = 3, 4 rank"),
+        ({"learner__accumulator_shards": 2, "learner__context_parallel": 4}, "4 of them tied"),
+        ({"learner__accumulator_shards": 2, "learner__shared_prompt": "group"}, "shared_prompt = 'group'"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            check(change(config, **settings), ranks=4)
+        assert seen in refused.value.seen
 
 
 def test_two_ranks_carry_two_way_layouts(tmp_path: Path) -> None:

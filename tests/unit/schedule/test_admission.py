@@ -1,13 +1,16 @@
 """Admission, order of work, ledger, versions, replacement: the laws of the schedule besides exactness."""
 
 import pytest
-from update_driver import drive, grpo_events, make_trajectory, score_events, turn_events
+from hypothesis import given
+from hypothesis import strategies as st
+from update_driver import computed, drive, grpo_events, make_trajectory, score_events, turn_events
 
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.objective import GrpoConfig
 from megathunder.config.root import Config
 from megathunder.config.streaming import StreamingConfig
 from megathunder.errors import IllegalMove, InfrastructureFailure, StalePolicyError
+from megathunder.schedule.dispatcher import shares
 from megathunder.schedule.ledger import Drop, Ledger
 from megathunder.schedule.lifecycle import MOVES, START, State, move
 from megathunder.schedule.packing import PackLimits, pack
@@ -32,7 +35,9 @@ def give(scheduler: UpdateScheduler, *streams: list) -> None:
 
 
 def done(scheduler: UpdateScheduler, command: Differentiate | Fold, cell: int = 0, now: float = 0.0) -> None:
-    scheduler.on_done(Done(item=command.item, cell=cell, started_s=0, ended_s=0, stats=WorkStats()), now)
+    scheduler.on_done(
+        Done(item=command.item, cell=cell, started_s=0, ended_s=0, stats=WorkStats(tokens=computed(command))), now
+    )
 
 
 def rewarded(group: int, index: int, reward: float) -> list:
@@ -252,6 +257,15 @@ def test_work_on_a_group_that_turns_out_equal_is_counted_as_wasted() -> None:
     assert fold.terms == () and len(fold.free) == 1
     done(scheduler, fold)
     assert scheduler.finished and scheduler.report.wasted_share == 1.0
+    assert scheduler.report.wasted_tokens == 3, "what the learner computed: one token less than the row has"
+
+
+@given(st.integers(0, 10_000), st.lists(st.integers(0, 500), min_size=1, max_size=8))
+def test_what_an_item_took_is_shared_out_whole(total: int, parts: list[int]) -> None:
+    out = shares(total, parts)
+    assert sum(out) == total and min(out) >= 0 and len(out) == len(parts)
+    if sum(parts):
+        assert all(abs(got - total * part / sum(parts)) < 1 for got, part in zip(out, parts, strict=True))
 
 
 def test_on_lost_fail_ends_the_run() -> None:

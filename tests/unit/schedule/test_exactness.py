@@ -9,7 +9,7 @@ import pytest
 from fake_learner import h, trajectory_gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from update_driver import drive, grpo_events, interleave, make_trajectory, score_events, teacher, turn_events
+from update_driver import computed, drive, grpo_events, interleave, make_trajectory, score_events, teacher, turn_events
 
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.objective import GrpoConfig, LossConfig
@@ -29,6 +29,8 @@ def check_settled(outcome, config: Config) -> None:
     """Laws that hold after every update."""
     scheduler = outcome.scheduler
     assert scheduler.finished and all(c.clean for c in outcome.cells)
+    report = scheduler.report
+    assert report.given_tokens == sum(map(computed, outcome.commands)) and 0 <= report.wasted_share <= 1
     assert all(c.peak_groups <= config.streaming.max_open_groups for c in outcome.cells)
     scheduler.on_step(True)
     assert scheduler.ledger.counts.balanced and scheduler.ledger.counts.open == 0

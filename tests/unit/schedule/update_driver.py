@@ -45,6 +45,13 @@ class Outcome:
         return [c for c in self.commands if isinstance(c, Differentiate)]
 
 
+def computed(command: Differentiate | Fold) -> int:
+    """Tokens that a learner says it computed: the last one of a row predicts nothing."""
+    if isinstance(command, Fold):
+        return 0
+    return sum(max(len(row.token_ids) - row.context_tokens - 1, 0) for row in command.rows)
+
+
 def drive(
     config: Config,
     sizes: list[int],
@@ -74,7 +81,10 @@ def drive(
             command = busy[cell].pop(0)
             busy = {c: commands for c, commands in busy.items() if commands}
             outcome.cells[cell].execute(command)
-            scheduler.on_done(Done(item=command.item, cell=cell, started_s=0, ended_s=0, stats=WorkStats()), now)
+            scheduler.on_done(
+                Done(item=command.item, cell=cell, started_s=0, ended_s=0, stats=WorkStats(tokens=computed(command))),
+                now,
+            )
         elif queue:
             scheduler.on_event(queue.pop(0), now)
         else:
