@@ -42,6 +42,7 @@ from megathunder.types import (
     LoadCheckpoint,
     Publish,
     SaveCheckpoint,
+    Score,
     TakeStep,
 )
 
@@ -249,6 +250,7 @@ def _learn(config: Config, folder: Path, coordinator: CoordinatorProcess | None)
     handlers = {
         Differentiate: learner.differentiate,
         Fold: learner.fold,
+        Score: learner.score,
         TakeStep: learner.take_step,
         Publish: publisher.publish,
         SaveCheckpoint: learner.save_checkpoint,

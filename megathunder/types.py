@@ -2,7 +2,7 @@
 
     Segment -> Row -> Trajectory      what a rollout produced (exact token ids, never re-tokenised)
     TrainRow                          what the learner differentiates: one chain of tokens, [T]
-    Differentiate / Fold / TakeStep / Publish ...   commands to a learner cell (one union: `Command`)
+    Differentiate / Fold / Score / TakeStep / Publish ...   commands to a learner cell (one union: `Command`)
     Done / Failed                                   its answers               (one union: `Reply`)
     TurnCompleted / TrajectoryCompleted / Rewarded / TurnScored / TrajectoryLost    rollout events (`Event`)
 
@@ -269,6 +269,16 @@ class Fold(Wire):
     free: tuple[AccumulatorKey, ...] = ()
 
 
+class Score(Wire):
+    """Forward passes without gradient under the reference policy, for a divergence inside the reward. The answer's
+    `divergences` are, for each row, sum_t m_t (log pi_engine(y_t) - log pi_ref(y_t))."""
+
+    item: int
+    update: int
+    policy_version: int
+    rows: tuple[TrainRow, ...]
+
+
 class TakeStep(Wire):
     """The barrier: reduce over data-parallel ranks once, divide by `normaliser`, clip, step. Every rank takes part.
     `skip` makes no step (an all-equal batch) but still clears the buffers and answers. `record` names a file that
@@ -335,6 +345,7 @@ class Shutdown(Wire):
 Command = (
     Differentiate
     | Fold
+    | Score
     | TakeStep
     | Publish
     | SaveCheckpoint
@@ -361,6 +372,7 @@ class WorkStats(Wire):
     learning_rate: float = 0.0
     accumulator_bytes: int = 0
     payload_bytes: int = 0
+    divergences: tuple[float, ...] = ()  # of the rows of a Score
     failed_servers: tuple[str, ...] = ()  # names of the servers that did not acknowledge a publication
     extra: dict[str, float] = {}
 

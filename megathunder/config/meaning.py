@@ -150,7 +150,7 @@ def penalties_have_what_they_need(config: Config) -> None:
             expected="a buffer shorter than the trajectory",
             remedy=f"set grpo.overlong_buffer_tokens = {rollout.max_tokens // 4}",
         )
-    if grpo.kl_coefficient:
+    if grpo.kl_coefficient and not grpo.kl_in_reward:
         _divergence_counts_every_trajectory(config)
     if grpo.kl_in_reward and not grpo.kl_coefficient:
         raise ConfigError(

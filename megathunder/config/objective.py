@@ -27,7 +27,9 @@ class GrpoConfig:
     """Weight of the KL term to the policy as it was loaded; 0: no reference is held. Costs a copy of the weights and a
     forward pass; a trajectory whose group is still open is differentiated a second time for it."""
     kl_in_reward: bool = False
-    """Subtract the KL estimate from the reward instead of adding a loss term."""
+    """Subtract kl_coefficient x sum_t (log pi - log ref) of a trajectory from its reward instead of adding a loss term.
+    Costs a forward pass of each trajectory under the reference before its reward is known, and rewards that all differ
+    (moments, one row a micro-batch)."""
     dynamic_sampling: bool = False
     """Replace a group that closes with equal rewards by a new prompt (DAPO)."""
     max_replacements: int = 0

@@ -19,9 +19,9 @@ from megathunder.metrics.console import Progress
 from megathunder.metrics.row import MetricsRow, Sizing
 from megathunder.coordinator.rollouts import Rollouts
 from megathunder.schedule.scheduler import UpdateScheduler
-from megathunder.types import Command, Differentiate, Done, Event, Fold, Publish, TakeStep
+from megathunder.types import Command, Differentiate, Done, Event, Fold, Publish, Score, TakeStep
 
-NAMES = {Differentiate: "differentiate", Fold: "fold", TakeStep: "step", Publish: "publish"}
+NAMES = {Differentiate: "differentiate", Fold: "fold", Score: "score", TakeStep: "step", Publish: "publish"}
 
 
 class UpdateRecord:

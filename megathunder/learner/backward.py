@@ -171,6 +171,16 @@ class Runner:
             self.backward(one, tally)
         self.settle()
 
+    def divergences(self, pieces: Sequence[Piece], reference: FrozenCopy, tally: Tally) -> list[float]:
+        """sum_t (log pi_engine - log pi_ref) of each piece over its trained tokens; zeros before the last stage."""
+        batch = pack(pieces, self._device, dtype=self._dtype, pad_to=self._pad_to)
+        logprobs = self._score(batch, reference, tally)
+        self.settle()
+        total = torch.zeros(len(pieces), dtype=torch.float64, device=self._device)
+        if logprobs is not None:
+            total.index_add_(0, batch.row_of, (batch.engine - logprobs).to(torch.float64))
+        return total.tolist()
+
     def _score(self, batch: MicroBatch, copy: FrozenCopy, tally: Tally) -> Tensor | None:
         """[N] log-probabilities of the trained tokens under another version of the policy, None before the last
         stage."""

@@ -32,6 +32,7 @@ def summed_over_cell(stats: WorkStats, layout: Layout) -> WorkStats:
             "trained_tokens": sum(s.trained_tokens for s in first),
             "replay_tokens": sum(s.replay_tokens for s in first),
             "flops": sum(s.flops for s in first),
+            "divergences": last[0].divergences,  # every replica scores all rows
             "loss_sum": sum(s.loss_sum for s in last),
             "logprob_diff_sum": sum(s.logprob_diff_sum for s in last),
             "logprob_diff_max": max(s.logprob_diff_max for s in last),

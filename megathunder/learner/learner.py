@@ -1,6 +1,7 @@
 """The learner of one rank: what the commands of the coordinator do.
 
     differentiate  forward and backward of a micro-batch into a named accumulator
+    score          divergences from the reference, forward alone
     fold           closes a group: batch += coefficient * accumulator
     take_step      reduces, normalises, clips and steps once; the only collective over cells
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 from torch import Tensor
 
 from megathunder.config.root import Config
@@ -48,6 +50,7 @@ from megathunder.types import (
     Fold,
     LoadCheckpoint,
     SaveCheckpoint,
+    Score,
     TakeStep,
     WorkStats,
 )
@@ -107,6 +110,14 @@ class Learner:
         tally = Tally(self._price)
         self.release.differentiate(command, tally)
         return summed_over_cell(tally.stats(accumulator_bytes=self.store.bytes), self.layout)
+
+    def score(self, command: Score) -> WorkStats:
+        """How far each row's policy is from the reference, on the tokens it sampled."""
+        self._check_version(command.policy_version)
+        tally = Tally(self._price)
+        found = self.release.score(command.rows, tally)
+        stats = msgspec.structs.replace(tally.stats(accumulator_bytes=self.store.bytes), divergences=found)
+        return summed_over_cell(stats, self.layout)
 
     def fold(self, command: Fold) -> WorkStats:
         """Apply the closure of a group."""

@@ -43,7 +43,7 @@ class TokenLoss:
             importance_cap=grpo.importance_cap,
             clip_low=grpo.clip_low,
             clip_high=grpo.clip_high,
-            kl_coefficient=grpo.kl_coefficient,
+            kl_coefficient=0.0 if grpo.kl_in_reward else grpo.kl_coefficient,
         )
 
     def row_losses(self, batch: MicroBatch, logprobs: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ class Release:
     ) -> None:
         check_release(config, layout)
         self._others = others
+        self._adds_divergence = runner.token_loss.kl_coefficient > 0
         self._config, self._release = config, config.streaming.release
         self._layout, self._runner, self._store = layout, runner, store
         shared = config.learner.shared_prompt
@@ -66,6 +67,13 @@ class Release:
             return
         for turn in range(max(map(len, dealt))):  # as many turns on every replica: each may scatter its accumulator
             self._run_exactly(command, mine[turn : turn + 1], tally)
+
+    def score(self, rows: Sequence[TrainRow], tally: Tally) -> tuple[float, ...]:
+        """sum_t (log pi_engine - log pi_ref) of each row; on every replica of the cell, and 0 before the last stage."""
+        pieces = whole_rows(rows, weightless=True)
+        found = self._runner.divergences(pieces, self._others.reference, tally) if pieces else []
+        by_row = {id(piece.row): value for piece, value in zip(pieces, found, strict=True)}
+        return tuple(by_row.get(id(row), 0.0) for row in rows)
 
     def fold(self, command: Fold, tally: Tally) -> None:
         """Fold the accumulators, and what they owe to shared prompts."""
@@ -132,7 +140,7 @@ class Release:
                 self._prompts.differentiate(command, tally)
             else:
                 self._whole(command, tally)
-        if self._others.reference and not self._kl_together(command):
+        if self._adds_divergence and not self._kl_together(command):
             self._divergence(command, tally)
 
     def _whole(self, command: Differentiate, tally: Tally) -> None:
@@ -144,7 +152,7 @@ class Release:
     def _kl_together(self, command: Differentiate) -> bool:
         """Whether the KL term rides on the backward pass of the rows: where their weight is known and in the loss."""
         known = command.target == BATCH and not self._store.arithmetic.exact
-        return self._others.reference is not None and known
+        return self._adds_divergence and known
 
     def _divergence(self, command: Differentiate, tally: Tally) -> None:
         """The KL term alone, into the batch: the rows' own target waits for a coefficient that it must not get."""

@@ -1,6 +1,6 @@
 """The loop of a learner rank: receive a command, carry it out, answer.
 
-    Differentiate, Fold            the cell alone
+    Differentiate, Score, Fold     the cell alone
     TakeStep                       every rank of the job, at the same time
     Save-, Finish-, LoadCheckpoint every rank of the job, at the same time
     Publish, ExportPolicy          the cell that holds rank 0

@@ -23,7 +23,13 @@ from megathunder.metrics.spans import Span
 from megathunder.tracing import LEARNER_LANES, ROLLOUT_LANES, UPDATE_LANE
 
 ROLLOUT_COLOURS = {"turn": style.ROLLOUT, "score": style.GOOD, "verifier": "#6d5a1e"}
-LEARNER_COLOURS = {"fold": style.LEARNER_LIGHT, "step": style.TAIL, "publish": style.SUFFIX, "save": style.FAINT}
+LEARNER_COLOURS = {
+    "score": style.GOOD,
+    "fold": style.LEARNER_LIGHT,
+    "step": style.TAIL,
+    "publish": style.SUFFIX,
+    "save": style.FAINT,
+}
 LEARNER_KINDS = ("differentiate", *LEARNER_COLOURS)
 DEPTH = 0.42
 WORD = 0.075  # of the width of the picture: a label

@@ -51,8 +51,12 @@ class Objective(Protocol):
     grouped: bool
     waits_for: Need
 
-    def shape(self, trajectory: Trajectory, reward: float) -> float:
-        """The reward that enters the statistics."""
+    @property
+    def waits_for_divergence(self) -> bool:
+        """Whether the learner must compare a trajectory with the reference before its reward is known."""
+
+    def shape(self, trajectory: Trajectory, reward: float, divergence: float = 0.0) -> float:
+        """The reward that enters the statistics; `divergence`: sum_t (log pi - log ref) of its sampled tokens."""
 
     def row_scale(self, trained_tokens: int) -> float:
         """Factor of a trajectory's rows beside its coefficient (1/length under sequence_mean)."""

@@ -30,12 +30,6 @@ def _grpo(config: Config) -> Grpo:
             expected="'trajectory' or 'turn_forward': a turn's weight needs the reward of the whole trajectory",
             remedy="use release = 'turn_forward' to run the forward passes of finished turns early",
         )
-    if config.grpo.kl_in_reward:
-        raise ConfigError(
-            "grpo.kl_in_reward = true",
-            expected="false: a trajectory's divergence is known only after the learner's forward pass",
-            remedy="use grpo.kl_coefficient alone, which adds the divergence as a loss term",
-        )
     exact = config.learner.accumulator == "exact"
     return Grpo(
         config=config.grpo,

@@ -33,9 +33,16 @@ class Grpo:
     grouped: bool = True
     waits_for: base.Need = base.Need.TOKENS | base.Need.REWARD
 
-    def shape(self, trajectory: Trajectory, reward: float) -> float:
-        """The verifier's reward plus the overlong penalty of this trajectory."""
-        return reward + overlong_penalty(trajectory.total_tokens, self.token_limit, self.config.overlong_buffer_tokens)
+    @property
+    def waits_for_divergence(self) -> bool:
+        """The reward is not known before the learner has compared the trajectory with the reference."""
+        return self.config.kl_in_reward and self.config.kl_coefficient > 0
+
+    def shape(self, trajectory: Trajectory, reward: float, divergence: float = 0.0) -> float:
+        """The verifier's reward plus the overlong penalty of this trajectory, less its divergence from the
+        reference."""
+        shaped = overlong_penalty(trajectory.total_tokens, self.token_limit, self.config.overlong_buffer_tokens)
+        return reward + shaped - (self.config.kl_coefficient * divergence if self.waits_for_divergence else 0.0)
 
     def row_scale(self, trained_tokens: int) -> float:
         return base.row_scale(self.loss, trained_tokens)

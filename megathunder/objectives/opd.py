@@ -25,7 +25,9 @@ class Opd:
     grouped: bool = False
     waits_for: base.Need = base.Need.TOKENS | base.Need.TEACHER
 
-    def shape(self, trajectory: Trajectory, reward: float) -> float:
+    waits_for_divergence: bool = False
+
+    def shape(self, trajectory: Trajectory, reward: float, divergence: float = 0.0) -> float:
         return reward
 
     def row_scale(self, trained_tokens: int) -> float:

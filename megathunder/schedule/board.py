@@ -227,7 +227,9 @@ class Board:
     def _apply_reward(self, attempt: Attempt) -> None:
         if attempt.raw_reward is None or attempt.trajectory is None or attempt.reward is not None:
             return
-        attempt.reward = self.objective.shape(attempt.trajectory, attempt.raw_reward)
+        if self.objective.waits_for_divergence and attempt.live_chains and attempt.divergence is None:
+            return
+        attempt.reward = self.objective.shape(attempt.trajectory, attempt.raw_reward, attempt.divergence or 0.0)
         if attempt.reward not in attempt.group.values:
             attempt.group.values.append(attempt.reward)
         self.ledger.move(attempt.source, State.REWARDED)
@@ -235,6 +237,29 @@ class Board:
             self.ledger.move(attempt.source, State.DIFFERENTIATED)
             self.ledger.move(attempt.source, State.FOLDED)
         for chain in attempt.group.chains:  # the group may have become mixed, which changes its place in the queue
+            self._place(chain)
+
+    def to_compare(self) -> list[Attempt]:
+        """Complete trajectories whose divergence from the reference is wanted now, in order of group and index. A
+        schedule that waits for the group or the batch waits for its last token here, not for its last reward."""
+        if not self.objective.waits_for_divergence:
+            return []
+        return [a for g in self.groups if not g.worthless for a in g.attempts if self._wants_comparison(a)]
+
+    def _wants_comparison(self, attempt: Attempt) -> bool:
+        if not attempt.complete or attempt.lost or attempt.in_flight or attempt.divergence is not None:
+            return False
+        ended = all(other.ended for other in attempt.group.attempts)
+        return bool(attempt.live_chains) and self.rule.released(group_ended=ended, batch_ended=self.unended == 0)
+
+    def compared(self, attempt: Attempt, divergence: float) -> None:
+        """The learner's answer: the reward may be known now."""
+        attempt.in_flight, attempt.divergence = False, divergence
+        if attempt.lost or attempt.group.worthless:
+            return
+        self._apply_reward(attempt)
+        self._resolve(attempt.group)
+        for chain in attempt.chains:
             self._place(chain)
 
     def _lost(self, attempt: Attempt, reason: str) -> None:
@@ -285,7 +310,7 @@ class Board:
             rewards = [a.reward for a in group.survivors if a.reward is not None]
             if not GroupStatistics.of(rewards).degenerate:
                 group.coefficients = self.objective.coefficients(rewards)
-            elif self.objective.config.kl_coefficient:
+            elif self.objective.config.kl_coefficient and not self.objective.waits_for_divergence:
                 group.coefficients = ZERO  # no advantage, but every trajectory of the batch has a divergence
             elif self._dynamic:
                 self._discard(group, Drop.REPLACED, counts=False)

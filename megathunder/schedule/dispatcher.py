@@ -3,10 +3,11 @@
 Order, first that has something for this cell:
     1. folds                             free accumulators
     2. direct                            weight known: never wasted, holds nothing
-    3. groups open on this cell          their accumulators exist already; mixed groups first
-    4. new groups, while the cap allows  groups with two different rewards first: they cannot turn out worthless
-    5. content-ready work                reward unknown, an accumulator each
-    6. forward passes of finished turns
+    3. comparisons with the reference    where rewards wait for them (KL in the reward)
+    4. groups open on this cell          their accumulators exist already; mixed groups first
+    5. new groups, while the cap allows  groups with two different rewards first: they cannot turn out worthless
+    6. content-ready work                reward unknown, an accumulator each
+    7. forward passes of finished turns
 
 Work-conserving: a free cell gets None only if nothing runnable exists for it. A cell with one command in hand gets
 another of 1 to 4 to do after it, so that the way to the coordinator and back costs no time, while at least as many
@@ -18,7 +19,9 @@ Deterministic: the order of events and of requests decides everything. Called by
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 from megathunder.config.root import Config
@@ -28,13 +31,13 @@ from megathunder.schedule.accounting import Idle
 from megathunder.schedule.board import Board
 from megathunder.schedule.folding import Folder
 from megathunder.schedule.gates import Gates
-from megathunder.schedule.items import FoldItem, Item, PassItem
+from megathunder.schedule.items import FoldItem, Item, PassItem, ScoreItem
 from megathunder.schedule.lanes import ANY, Lanes
 from megathunder.schedule.lifecycle import State
 from megathunder.schedule.packing import PackLimits, pack
 from megathunder.schedule.plan import Pass, Planner
 from megathunder.schedule.state import Chain, Group
-from megathunder.types import BATCH, AccumulatorKey, Differentiate, Done, Fold
+from megathunder.types import BATCH, AccumulatorKey, Differentiate, Done, Fold, Score
 
 CERTAIN = ("direct", "group")
 """Lanes whose work no event can make cheaper."""
@@ -51,9 +54,10 @@ class Dispatcher:
         self.gates = Gates(
             cells=cells, max_open_groups=streaming.max_open_groups, max_own=streaming.max_own_accumulators
         )
-        exact = config.learner.accumulator == "exact"
+        exact = self._exact = config.learner.accumulator == "exact"
         # One row an item where packing would change the rounding of a contribution.
-        self._limits = PackLimits(tokens=streaming.pack_tokens, rows=1 if exact else streaming.pack_rows)
+        replicas = max(config.learner.accumulator_shards // config.learner.context_parallel, 1)  # each runs one alone
+        self._limits = PackLimits(tokens=streaming.pack_tokens, rows=replicas if exact else streaming.pack_rows)
         self._folder = Folder(board.objective, once=exact) if isinstance(board.objective, Grpo) else None
         # Every trajectory has an accumulator: admission counts groups, so that one that is open can always close.
         self._groups_own = config.objective == "grpo" and config.salt.active
@@ -75,13 +79,16 @@ class Dispatcher:
 
     # ------------------------------------------------------------------------------------------ choice
 
-    def next_work(self, cell: int) -> Differentiate | Fold | None:
+    def next_work(self, cell: int) -> Differentiate | Fold | Score | None:
         """The next command for a free cell, or None (`refusal` says why)."""
         self.refusal = Idle.NO_WORK
         fold = self._fold(cell)
         if fold is not None:
             return fold
-        chosen = self._direct(cell) or self._grouped(cell, "group") or self._grouped(cell, "own") or self._forward(cell)
+        chosen = self._direct(cell)
+        if chosen is None and (score := self._score(cell)):
+            return score
+        chosen = chosen or self._grouped(cell, "group") or self._grouped(cell, "own") or self._forward(cell)
         if chosen is None:
             return None
         self.refusal = Idle.NO_WORK
@@ -104,6 +111,24 @@ class Dispatcher:
                 number = self._register(item)
                 return Fold(item=number, update=self._board.update, terms=terms, free=item.freed)
         return None
+
+    def _score(self, cell: int) -> Score | None:
+        waiting = self._board.to_compare()
+        if not waiting:
+            return None
+        rows = {attempt: self._planner.rows_to_compare(attempt) for attempt in waiting}
+        # Under exact sums alone: what else is in the micro-batch would round its reward differently.
+        limits = dataclasses.replace(self._limits, rows=1) if self._exact else self._limits
+        chosen = pack(waiting[0], waiting, limits, lambda a: sum(len(row.token_ids) for row in rows[a]))
+        for attempt in chosen:
+            attempt.in_flight = True
+        number = self._register(ScoreItem(cell=cell, attempts=tuple((a, len(rows[a])) for a in chosen)))
+        return Score(
+            item=number,
+            update=self._board.update,
+            policy_version=self._board.policy_version,
+            rows=tuple(row for attempt in chosen for row in rows[attempt]),
+        )
 
     def _direct(self, cell: int) -> tuple[AccumulatorKey, list[Chain]] | None:
         for lane in (("direct", cell), ("direct", ANY)):
@@ -214,6 +239,11 @@ class Dispatcher:
             item.group.in_flight -= 1
         if isinstance(item, FoldItem):
             self._folded(item)
+            return
+        if isinstance(item, ScoreItem):
+            found = iter(done.stats.divergences)
+            for attempt, count in item.attempts:
+                self._board.compared(attempt, math.fsum(itertools.islice(found, count)))
             return
         for (chain, step), tokens in zip(item.passes, shares(done.stats.tokens, item.tokens), strict=True):
             chain.spent_tokens += tokens

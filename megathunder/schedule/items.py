@@ -35,4 +35,13 @@ class FoldItem:
     freed: tuple[AccumulatorKey, ...] = ()
 
 
-Item = PassItem | FoldItem
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreItem:
+    """A Score in flight: its attempts, and how many rows each has. It touches no accumulator."""
+
+    cell: int
+    attempts: tuple[tuple[Attempt, int], ...]
+    group: None = None
+
+
+Item = PassItem | FoldItem | ScoreItem

@@ -18,7 +18,7 @@ from megathunder.config.root import Config
 from megathunder.objectives.base import Need
 from megathunder.schedule.board import Board
 from megathunder.schedule.lanes import ANY
-from megathunder.schedule.state import Chain, Lane
+from megathunder.schedule.state import Attempt, Chain, Lane
 from megathunder.types import TrainRow
 
 
@@ -87,6 +87,15 @@ class Planner:
         if group.coefficients is not None and not self._apart:
             return ("direct", bound)
         return ("own" if attempt.reward is None else "group", group.index)
+
+    def rows_to_compare(self, attempt: Attempt) -> list[TrainRow]:
+        """All rows of a complete trajectory, whole."""
+        return [
+            chain.tokens.train_row(
+                attempt.source, row=chain.row, context_turns=0, end_turn=chain.tokens.turns, mask_from_turn=0, scale=1.0
+            )
+            for chain in attempt.live_chains
+        ]
 
     def row(self, chain: Chain, step: Pass, *, direct: bool) -> TrainRow:
         """The row of `step`; its scale holds the advantage only where the weight is known and added directly."""

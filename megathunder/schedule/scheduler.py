@@ -12,6 +12,7 @@
     TurnCompleted         forward of the turn (release turn_forward)         Differentiate(last=False)
     TurnScored            backward of the turn or trajectory (OPD)           Differentiate(batch)
     TrajectoryCompleted   content-ready backward; replay of a chain          Differentiate(own | batch)
+                          comparison with the reference (KL in reward)       Score
     Rewarded              backward; landing of an own                        Differentiate(class | moment | batch), Fold
     the group's last      closure                                            Fold(class, moment, own -> batch)
     TrajectoryLost        discard of an own; closure over the survivors      Fold(free)
@@ -31,7 +32,7 @@ from megathunder.schedule.board import Board
 from megathunder.schedule.dispatcher import Dispatcher
 from megathunder.schedule.ledger import Drop, Ledger, LedgerCounts
 from megathunder.schedule.state import Chain
-from megathunder.types import Differentiate, Done, Event, Fold
+from megathunder.types import Differentiate, Done, Event, Fold, Score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,7 @@ class UpdateScheduler:
         """A rollout event; raises StalePolicyError, IllegalMove or InfrastructureFailure (on_lost = "fail")."""
         self._board.take(event)
 
-    def next_work(self, cell: int, now: float) -> Differentiate | Fold | None:
+    def next_work(self, cell: int, now: float) -> Differentiate | Fold | Score | None:
         """Work for the free cell `cell`, or None while there is none; ask again after any event or answer."""
         self._clocks[cell].asked(now)
         command = self._dispatcher.next_work(cell)

@@ -54,6 +54,8 @@ class Attempt:
     resolved: bool = False
     raw_reward: float | None = None
     reward: float | None = None  # shaped; known once complete and rewarded
+    divergence: float | None = None  # from the reference, where the reward depends on it
+    in_flight: bool = False  # a cell compares it with the reference
     trajectory: Trajectory | None = None
     early_scores: dict[int, tuple[float, ...]] = field(default_factory=dict)
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megathunder.errors import UserError
-from megathunder.types import Differentiate, Fold, TrainRow
+from megathunder.types import Differentiate, Fold, Score, TrainRow
 
 FORWARD_SHARE = 1.0 / 3.0
 
@@ -31,8 +31,10 @@ class CostModel:
     fold_s: float = 0.0
     replay: float = 1.0
 
-    def seconds(self, command: Differentiate | Fold, release: str) -> float:
+    def seconds(self, command: Differentiate | Fold | Score, release: str) -> float:
         """Duration of `command` under a release mode."""
+        if isinstance(command, Score):
+            return self.item_s + FORWARD_SHARE * sum(self.price(0, len(row.token_ids)) for row in command.rows)
         if isinstance(command, Fold):
             return self.fold_s
         return self.item_s + sum(self._row(row, release, command.last) for row in command.rows)

@@ -15,7 +15,7 @@ from megathunder.config.root import Config
 from megathunder.schedule.scheduler import ScheduleReport, UpdateScheduler
 from megathunder.simulator.costs import CostModel
 from megathunder.simulator.traces import UpdateTrace, rollout_events
-from megathunder.types import Differentiate, Done, Event, Fold, WorkStats
+from megathunder.types import Differentiate, Done, Event, Fold, Score, WorkStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class _Machine:
         self._costs, self._release = costs, config.streaming.release
         self._beside, self._rollout_s = beside, trace.rollout_s
         self._free = set(range(cells))
-        self._running: list[tuple[float, int, Differentiate | Fold]] = []
+        self._running: list[tuple[float, int, Differentiate | Fold | Score]] = []
 
     def run(self, events: list[Event], times: list[float]) -> float:
         """Deliver `events` at `times`; the instant of the last end of work."""
@@ -91,9 +91,9 @@ class _Machine:
             while self._running and self._running[0][0] <= now:
                 end, cell, command = heapq.heappop(self._running)
                 self._free.add(cell)
-                done = Done(
-                    item=command.item, cell=cell, started_s=end, ended_s=end, stats=WorkStats(tokens=_tokens(command))
-                )
+                near = (0.0,) * len(command.rows) if isinstance(command, Score) else ()  # no divergence is recorded
+                stats = WorkStats(tokens=_tokens(command), divergences=near)
+                done = Done(item=command.item, cell=cell, started_s=end, ended_s=end, stats=stats)
                 self.scheduler.on_done(done, now)
             for cell in sorted(self._free):
                 self._start(cell, now)
@@ -108,12 +108,13 @@ class _Machine:
         end = now + factor * self._costs.seconds(command, self._release)
         self._free.discard(cell)
         heapq.heappush(self._running, (end, cell, command))
-        kind, rows = (command.target.kind, len(command.rows)) if isinstance(command, Differentiate) else ("fold", 0)
+        kind = command.target.kind if isinstance(command, Differentiate) else type(command).__name__.lower()
+        rows = 0 if isinstance(command, Fold) else len(command.rows)
         self.spans.append(WorkSpan(cell=cell, start_s=now, end_s=end, kind=kind, rows=rows))
 
 
-def _tokens(command: Differentiate | Fold) -> int:
+def _tokens(command: Differentiate | Fold | Score) -> int:
     """New tokens of the command's rows."""
-    if isinstance(command, Fold):
+    if not isinstance(command, Differentiate):
         return 0
     return sum(len(row.token_ids) - row.context_tokens for row in command.rows)

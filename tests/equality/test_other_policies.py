@@ -13,7 +13,7 @@ from megathunder.errors import ConfigError
 from megathunder.learner.backward import KL
 from megathunder.objectives.chain import train_rows
 from megathunder.objectives.reference import grpo_loss
-from megathunder.types import BATCH, AccumulatorKey, Differentiate
+from megathunder.types import BATCH, AccumulatorKey, Differentiate, Score
 from tests.equality import worlds
 
 FEW = settings(
@@ -94,6 +94,23 @@ def test_the_reference_stays_where_the_policy_was_loaded(folder):
     worlds.step(learner, 1.0)
     later = Differentiate(item=1, update=1, policy_version=1, target=BATCH, rows=rows)
     assert learner.differentiate(later).extra[KL] > 0.0
+
+
+def test_a_comparison_is_the_sum_of_log_ratios_of_the_sampled_tokens(folder):
+    learner = make(folder, grpo=GrpoConfig(kl_coefficient=0.1, kl_in_reward=True))
+    move(learner)
+    rng, rows = random.Random(3), []
+    for i in range(4):
+        rows += train_rows(worlds.random_trajectory(rng, 0, i, split=i == 2), 1.0)
+    found = learner.score(Score(item=0, update=0, policy_version=0, rows=tuple(rows))).divergences
+    reference = under(learner.others.reference, learner)
+    for row, value in zip(rows, found, strict=True):
+        logprobs = reference(row.token_ids).detach().tolist()
+        pairs = list(zip(row.engine_logprobs[1:], logprobs, row.loss_mask[1:], strict=True))
+        assert value == pytest.approx(sum(p - q for p, q, m in pairs if m), rel=1e-5, abs=1e-5)
+    command = Differentiate(item=1, update=0, policy_version=0, target=BATCH, rows=tuple(rows))
+    assert KL not in learner.differentiate(command).extra, "no loss term beside the reward"
+    worlds.clear(learner)
 
 
 def test_ratios_divide_by_the_weights_that_sampled(folder):

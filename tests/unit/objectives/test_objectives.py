@@ -153,7 +153,6 @@ def test_combinations_that_cannot_be_exact_are_refused_by_name() -> None:
     for bad, text in (
         (replace(config, run=RunConfig(group_size=1)), "groups of 1"),
         (replace(config, streaming=StreamingConfig(release="turn")), "release = 'turn' with objective = 'grpo'"),
-        (replace(config, grpo=GrpoConfig(kl_in_reward=True, kl_coefficient=0.1)), "kl_in_reward"),
         (replace(config, objective="opd", streaming=StreamingConfig(content_ready=True)), "content_ready"),
         (replace(config, objective="opd", streaming=StreamingConfig(on_lost="drop_group")), "drop_group"),
     ):
@@ -163,3 +162,15 @@ def test_combinations_that_cannot_be_exact_are_refused_by_name() -> None:
     assert build_objective(turn).name == "opd"
     with pytest.raises(ConfigError, match="sequence_mean"):
         build_objective(replace(turn, loss=LossConfig(normalisation="sequence_mean")))
+
+
+def test_the_divergence_is_taken_from_the_reward_where_that_is_asked_for() -> None:
+    attempt = trajectory((2, 3))
+    for grpo, want in (
+        (GrpoConfig(kl_in_reward=True, kl_coefficient=0.1), 1.0 - 0.1 * 3.0),
+        (GrpoConfig(kl_coefficient=0.1), 1.0),  # a loss term of its own
+        (GrpoConfig(), 1.0),
+    ):
+        objective = build_objective(replace(Config(), grpo=grpo))
+        assert objective.shape(attempt, 1.0, 3.0) == pytest.approx(want)
+        assert objective.waits_for_divergence == (want != 1.0)

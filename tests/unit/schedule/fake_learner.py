@@ -20,6 +20,17 @@ def h(token: int) -> float:
     return math.sin(token * 12.9898) * 3.0
 
 
+def near(token: int) -> float:
+    """The reference's log-probability of a token."""
+    return -0.03 * (token % 5)
+
+
+def divergence(row: TrainRow) -> float:
+    """sum_t m_t (log pi_engine - log pi_ref)."""
+    tokens = zip(row.token_ids, row.engine_logprobs, row.loss_mask, strict=True)
+    return math.fsum(p - near(t) for t, p, m in tokens if m)
+
+
 def row_gradient(row: TrainRow, tokens: Iterable[int] | None = None) -> float:
     """Gradient of scale * sum_t mask_t w_t (-log pi_t), w = log pi - log q where a teacher scored."""
     total = []

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from fake_learner import h, trajectory_gradient
+from fake_learner import divergence, h, trajectory_gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from update_driver import computed, drive, grpo_events, interleave, make_trajectory, score_events, teacher, turn_events
@@ -18,6 +18,7 @@ from megathunder.config.run import RunConfig
 from megathunder.config.salt import SaltConfig
 from megathunder.config.streaming import StreamingConfig
 from megathunder.objectives.advantage import NORMALISATIONS, advantages
+from megathunder.objectives.chain import train_rows
 from megathunder.schedule.lifecycle import State
 from megathunder.types import BATCH, Rewarded, TrajectoryCompleted, TrajectoryLost
 
@@ -176,6 +177,42 @@ def test_exact_sums_are_the_same_number_under_every_schedule_order_and_assignmen
         outcome = drive(config, sizes, interleave(streams, rng), cells=cells, seed=rng.randint(0, 999), exact=True)
         sums.add(outcome.gradient)
     assert len(sums) == 1
+
+
+@given(
+    rewards=st.lists(st.lists(REWARDS, min_size=2, max_size=4), min_size=1, max_size=4),
+    schedule=st.sampled_from(SCHEDULES),
+    release=st.sampled_from(["trajectory", "turn_forward"]),
+    content_ready=st.booleans(),
+    exact=st.booleans(),
+    cells=st.integers(1, 3),
+    seed=st.integers(0, 1 << 30),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_divergence_inside_the_reward_gives_the_barrier_gradient_of_the_shaped_rewards(
+    rewards, schedule, release, content_ready, exact, cells, seed
+) -> None:
+    rng = random.Random(seed)
+    config = Config(
+        schedule=schedule,
+        run=RunConfig(group_size=4),
+        grpo=GrpoConfig(advantage="none", kl_coefficient=0.1, kl_in_reward=True),
+        learner=LearnerConfig(accumulator="exact" if exact else "fp32"),
+        streaming=StreamingConfig(release=release, content_ready=content_ready, max_open_groups=2),
+    )
+    groups = [
+        [(make_trajectory(g, i, [rng.randint(1, 3) for _ in range(rng.randint(1, 2))]), r) for i, r in enumerate(group)]
+        for g, group in enumerate(rewards)
+    ]
+    events = interleave([grpo_events(t, r, lost_late=rng.random() < 0.5) for group in groups for t, r in group], rng)
+    outcome = drive(config, [len(g) for g in groups], events, cells=cells, seed=seed)
+    expected = []
+    for group in groups:
+        shaped = [None if r is None else r - 0.1 * sum(map(divergence, train_rows(t, 1.0))) for t, r in group]
+        weights = advantages(shaped, [len(group)], "none")
+        expected += [w * trajectory_gradient(t) for w, (t, r) in zip(weights, group, strict=True) if r is not None]
+    assert outcome.gradient == pytest.approx(math.fsum(expected), abs=1e-7)
+    check_settled(outcome, config)
 
 
 def test_worked_check_gives_the_same_gradient_in_all_120_arrival_orders() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from fake_learner import FakeCell
+from fake_learner import FakeCell, divergence
 
 from megathunder.config.root import Config
 from megathunder.schedule.scheduler import UpdateScheduler
@@ -19,6 +19,7 @@ from megathunder.types import (
     Rewarded,
     Role,
     Row,
+    Score,
     Segment,
     Trajectory,
     TrajectoryCompleted,
@@ -34,7 +35,7 @@ from megathunder.types import (
 class Outcome:
     scheduler: UpdateScheduler
     cells: list[FakeCell]
-    commands: list[Differentiate | Fold]
+    commands: list[Differentiate | Fold | Score]
 
     @property
     def gradient(self) -> float:
@@ -45,9 +46,9 @@ class Outcome:
         return [c for c in self.commands if isinstance(c, Differentiate)]
 
 
-def computed(command: Differentiate | Fold) -> int:
+def computed(command: Differentiate | Fold | Score) -> int:
     """Tokens that a learner says it computed: the last one of a row predicts nothing."""
-    if isinstance(command, Fold):
+    if not isinstance(command, Differentiate):
         return 0
     return sum(max(len(row.token_ids) - row.context_tokens - 1, 0) for row in command.rows)
 
@@ -66,7 +67,7 @@ def drive(
     rng = random.Random(seed)
     scheduler = UpdateScheduler(config, 0, version, sizes, cells)
     outcome = Outcome(scheduler, [FakeCell(config.streaming.release, exact=exact) for _ in range(cells)], [])
-    busy: dict[int, list[Differentiate | Fold]] = {}
+    busy: dict[int, list[Differentiate | Fold | Score]] = {}
     queue, now = list(events), 0.0
     while not scheduler.finished:
         now += 1.0
@@ -80,11 +81,11 @@ def drive(
             cell = rng.choice(sorted(busy))
             command = busy[cell].pop(0)
             busy = {c: commands for c, commands in busy.items() if commands}
-            outcome.cells[cell].execute(command)
-            scheduler.on_done(
-                Done(item=command.item, cell=cell, started_s=0, ended_s=0, stats=WorkStats(tokens=computed(command))),
-                now,
-            )
+            found = tuple(map(divergence, command.rows)) if isinstance(command, Score) else ()
+            if not found:
+                outcome.cells[cell].execute(command)
+            stats = WorkStats(tokens=computed(command), divergences=found)
+            scheduler.on_done(Done(item=command.item, cell=cell, started_s=0, ended_s=0, stats=stats), now)
         elif queue:
             scheduler.on_event(queue.pop(0), now)
         else:
