@@ -111,6 +111,20 @@ def test_freed_accumulators_are_used_again_and_start_at_zero():
     torch.testing.assert_close(store.of(C1).flats[0], gradient_of(2))
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_windows_add_up_and_one_of_weight_zero_adds_nothing(exact):
+    """w = 0, loss w x: windows x = 2 and 3, then one of weight 0, give 5."""
+    _, store = make(exact=exact)
+    for x, weight in ((2.0, 1.0), (3.0, 1.0), (7.0, 0.0)):
+        w = torch.zeros((), requires_grad=True)
+        (w * x * (1.0 if exact else weight)).backward()
+        with store.collect(BATCH, coefficient=weight):
+            store.layout.parameters[0].main_grad.add_(w.grad)
+    store.layout.point_home()
+    value(store)
+    assert store.layout.home_views[0].unique().tolist() == [5.0]
+
+
 def test_two_classes_cost_eight_bytes_a_parameter_and_open_group():
     model, store = make()
     for key in (C0, C1):

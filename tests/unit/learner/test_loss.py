@@ -5,8 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from megathunder.config.objective import LossConfig
 from megathunder.learner.loss import TokenLoss
+from megathunder.learner.packing import pack, whole_rows
+from megathunder.objectives.base import Survivor, normaliser
 from megathunder.objectives.reference import kl_k3
+from megathunder.types import ContributionId, TrainRow
 
 INF, NAN = float("inf"), float("nan")
 
@@ -94,3 +98,36 @@ def test_the_kl_term_of_a_row_is_its_k3_sum_whatever_its_scale():
     rows.sum().backward()
     assert rows.tolist() == pytest.approx([kl_k3(-1.0, -1.5)[0], 0.0])
     assert leaf.grad.tolist() == pytest.approx([kl_k3(-1.0, -1.5)[1], 0.0])
+
+
+@pytest.mark.parametrize("micro_batches", [[[0, 1]], [[0], [1]], [[1], [0]]])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_token_mean_is_global_over_any_split_into_micro_batches_and_ranks(micro_batches, ranks):
+    losses = [[4.0], [1.0, 1.0, 1.0]]  # a mean of means would be 2.5
+    sums = [0.0] * ranks  # what each rank accumulates, before the one reduction and the one division
+    for number, members in enumerate(micro_batches):
+        flat = [-x for m in members for x in losses[m]]
+        row_of = [i for i, m in enumerate(members) for _ in losses[m]]
+        given = batch([0.0] * len(flat), scales=(1.0,) * len(members), row_of=row_of)
+        rows, _ = gradient(TokenLoss(), given, flat)
+        sums[number % ranks] += float(rows.sum())
+    survivors = [Survivor(trained_tokens=len(one)) for one in losses]
+    assert sum(sums) / normaliser(LossConfig(), survivors) == 1.75
+
+
+def test_masked_tokens_count_neither_in_the_sum_nor_in_the_normaliser():
+    def mean_of(mask):
+        row = TrainRow(
+            source=ContributionId(0, 0, 0), token_ids=tuple(range(len(mask))), loss_mask=mask,
+            engine_logprobs=(0.0,) * len(mask),
+        )  # fmt: skip
+        z = normaliser(LossConfig(), [Survivor(trained_tokens=sum(mask))])
+        if not (pieces := whole_rows([row], weightless=True)):
+            return 0.0, z
+        packed = pack(pieces, torch.device("cpu"), dtype=torch.float64)
+        rows = TokenLoss().row_losses(packed, torch.full((packed.trained_tokens,), -1.0, dtype=torch.float64))
+        return float(rows.sum()), z
+
+    total, z = mean_of((0,) * 5 + (1, 1) + (0,) * 3)  # loss 1 a token, 2 kept, 8 masked
+    assert total / z == 1.0
+    assert mean_of((0,) * 10) == (0.0, 0.0)  # nothing is computed, and a normaliser of 0 takes no step

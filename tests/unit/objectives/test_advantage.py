@@ -33,9 +33,10 @@ def test_three_successes_of_eight_give_the_tabulated_advantages(normalisation: s
 
 
 @pytest.mark.parametrize("normalisation", NORMALISATIONS)
-def test_equal_rewards_contribute_exactly_zero_even_when_rounded_to_bf16(normalisation: str) -> None:
+def test_equal_rewards_contribute_exactly_zero_even_when_rounded_to_16_bits(normalisation: str) -> None:
     bf16 = struct.unpack("<f", struct.pack("<I", struct.unpack("<I", struct.pack("<f", 0.7))[0] & 0xFFFF0000))[0]
-    for value in (0.7, bf16):
+    fp16 = struct.unpack("<e", struct.pack("<e", 0.7))[0]
+    for value in (0.7, bf16, fp16):
         assert advantages([value] * 8, [8], normalisation) == [0.0] * 8
 
 
