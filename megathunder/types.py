@@ -356,6 +356,11 @@ Command = (
 )
 
 
+PROMPT_TOKENS_SAVED = "prompt_tokens_not_computed"
+KL_SUM = "kl_to_reference"
+"""Keys of `WorkStats.extra`: prompt tokens that were shared instead of computed again, and the sum of the KL term."""
+
+
 class WorkStats(Wire):
     """What one command did. Sums and maxima only, so that they add up over items, cells and ranks."""
 

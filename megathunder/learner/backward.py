@@ -21,9 +21,9 @@ from megathunder.learner.loss import TokenLoss
 from megathunder.learner.packing import MicroBatch, Piece, pack
 from megathunder.learner.pipeline import Flow, Pipeline
 from megathunder.learner.price import Price
-from megathunder.types import WorkStats
+from megathunder.types import KL_SUM, WorkStats
 
-KL = "kl_to_reference"
+KL = KL_SUM
 
 
 @dataclass(slots=True, eq=False)

@@ -20,11 +20,14 @@ from megathunder.config.model_shape import ModelShape
 from megathunder.metrics.flops import Flops, row_flops, utilisation
 from megathunder.metrics.row import MetricsRow, Salt, Sizing
 from megathunder.types import (
+    KL_SUM,
+    PROMPT_TOKENS_SAVED,
     Command,
     Differentiate,
     Done,
     Event,
     Publish,
+    Score,
     TakeStep,
     Trajectory,
     TrajectoryId,
@@ -169,6 +172,7 @@ class UpdateTally:
     _teacher_kl: Summary = field(default_factory=Summary)
     _context_tokens: int = 0
     _cached_tokens: int = 0
+    _divergence: Summary = field(default_factory=Summary)
     _busy_s: float = 0.0
     _flops: Flops = field(default_factory=Flops)
 
@@ -205,9 +209,17 @@ class UpdateTally:
             self._step = combine((self._step, done.stats))
             return
         self._work = combine((self._work, done.stats))
+        if isinstance(command, Score):
+            self._divergence += Summary.of(done.stats.divergences)
         if self.shape is not None and isinstance(command, Differentiate):
             for row in command.rows:
                 self._flops += row_flops(self.shape, row, recompute=self.recompute)
+
+    def _kl(self, normaliser: float) -> float | None:
+        if self._divergence.count:
+            return self._divergence.sum / max(sum(self._sampled), 1)
+        term = self._work.extra.get(KL_SUM)
+        return None if term is None else term / normaliser if normaliser else 0.0
 
     @property
     def reward_mean(self) -> float:
@@ -220,6 +232,7 @@ class UpdateTally:
         busy_s = self._busy_s / self.cells
         flops = self._flops.total or work.flops
         beyond = work.flops - flops
+        saved = combine((work, step)).extra.get(PROMPT_TOKENS_SAVED)
         return MetricsRow(
             update=self.update,
             schedule=self.schedule,
@@ -275,6 +288,8 @@ class UpdateTally:
             trajectories_lost=outcome.trajectories_lost,
             context_tokens=self._context_tokens or None,
             cached_tokens=self._cached_tokens if self._context_tokens else None,
+            prompt_tokens_saved=None if saved is None else round(saved),
+            kl_to_reference=self._kl(outcome.normaliser),
             sizing=outcome.sizing,
             salt=_salt(combine((work, step)).extra),
         )

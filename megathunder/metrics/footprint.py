@@ -142,8 +142,7 @@ def trained_parameters(shape: ModelShape, learner: LearnerConfig) -> Parameters:
 
 def accumulators_held(config: Config) -> tuple[int, int]:
     """(of open groups, of trajectories without a reward) a cell may hold, none for direct work. A cell holds no more
-    groups than `max_open_groups`, and no more than an update has;
-    SALT holds them whatever the schedule."""
+    groups than `max_open_groups`, and no more than an update has; SALT holds them under every schedule."""
     streaming, exact = config.streaming, config.learner.accumulator == "exact"
     apart = exact or (config.objective == "grpo" and config.salt.active)
     whole = config.schedule in ("sync", "one_step_off", "periodic_async")  # released with their coefficients known
@@ -156,8 +155,8 @@ def accumulators_held(config: Config) -> tuple[int, int]:
 
 
 def accumulators_of_a_group(config: Config) -> int:
-    """One a trajectory under SALT, else one a distinct reward: two of a verifier that says right or wrong; beyond `reward_values`, two moments for all
-    others (under exact sums every reward keeps its own)."""
+    """One a trajectory under SALT, else one a distinct reward: two of a verifier that says right or wrong; beyond
+    `reward_values`, two moments for all others (under exact sums every reward keeps its own)."""
     grpo, size = config.grpo, config.group_sizes[-1]
     shaped = config.tasks.source == "terminal" or grpo.overlong_buffer_tokens or grpo.kl_in_reward
     distinct = size if shaped else min(2, size)

@@ -141,6 +141,15 @@ class MetricsRow(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: Annotated[
         int | None, _is("Those of them that a server's prefix cache held; the rest was computed.")
     ] = None
+    prompt_tokens_saved: Annotated[
+        int | None, _is("Prompt tokens that were shared instead of computed again; None: prompts are not shared.")
+    ] = None
+    kl_to_reference: Annotated[
+        float | None,
+        _is(
+            "The KL term by the normaliser; inside the reward: mean log p - log ref of a sampled token; None: neither."
+        ),
+    ] = None
     device_hours: Annotated[
         float | None,
         _is("Step walls up to here x GPUs the run holds (machines, without GPUs), hours; no set-up, no evaluation."),

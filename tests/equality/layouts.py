@@ -31,6 +31,7 @@ MODES = {
     "trajectory": ({}, {}),
     "turn": ({}, {"release": "turn"}),
     "turn_forward": ({}, {"release": "turn_forward"}),
+    "grpo_forward": ({}, {"release": "turn_forward"}),
     "prompt": ({"shared_prompt": "group"}, {}),
     "exact": ({"accumulator": "exact"}, {}),
 }
@@ -48,7 +49,8 @@ def commands_of(mode):
         groups = [
             [worlds.random_trajectory(rng, b, i, reward=float(i % 2), split=i == 2) for i in range(4)] for b in range(2)
         ]
-        z = worlds.stream_grpo(tape, groups, rng, reward_values=9)
+        z = turns.release_grpo(tape, groups, rng) if mode == "grpo_forward" else None
+        z = z or worlds.stream_grpo(tape, groups, rng, reward_values=9)
     return tape.commands, z
 
 

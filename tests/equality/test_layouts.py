@@ -12,17 +12,17 @@ CASES = {
     "dense": (
         "qwen3_tied",
         2,
-        "trajectory,turn,turn_forward,prompt,exact",
+        "trajectory,turn,turn_forward,grpo_forward,prompt,exact",
         ["tp2:tensor_parallel=2", "pp2:pipeline_parallel=2"],
     ),
     "mixture": (
         "qwen3_moe",
         2,
-        "trajectory,turn,turn_forward",
+        "trajectory,turn,turn_forward,grpo_forward",
         ["tp2_sp:tensor_parallel=2,sequence_parallel=true", "pp2:pipeline_parallel=2"],
     ),
     "spread": ("qwen3_moe", 2, "trajectory", ["ep2:expert_parallel=2", "cp2:context_parallel=2"]),
-    "shards": ("qwen3_tied", 2, "trajectory,turn,turn_forward,exact", ["dp2:accumulator_shards=2"]),
+    "shards": ("qwen3_tied", 2, "turn,turn_forward,grpo_forward,exact", ["dp2:accumulator_shards=2"]),
     "virtual": ("qwen3", 2, "trajectory,turn_forward", ["vpp2:pipeline_parallel=2,virtual_pipeline=2"]),
 }
 

@@ -21,9 +21,9 @@ from megathunder.learner.attention import KeyValue, Prefix, RowSpan
 from megathunder.learner.backward import Pass, Runner, Tally
 from megathunder.learner.packing import Piece, last_computed, whole_rows
 from megathunder.learner.prefix.cache import Cache, Layers, add_leading, laid_out, leaf_gradients
-from megathunder.types import BATCH, AccumulatorKey, Differentiate, Fold, TrainRow
+from megathunder.types import BATCH, PROMPT_TOKENS_SAVED, AccumulatorKey, Differentiate, Fold, TrainRow
 
-SAVED = "prompt_tokens_not_computed"
+SAVED = PROMPT_TOKENS_SAVED
 
 
 @dataclass(slots=True, eq=False)

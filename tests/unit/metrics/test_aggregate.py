@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from megathunder.config.model_shape import ModelShape
 from megathunder.metrics.aggregate import Clock, Outcome, Summary, UpdateTally, combine
 from megathunder.types import (
+    KL_SUM,
+    PROMPT_TOKENS_SAVED,
     BATCH,
     ContributionId,
     Differentiate,
@@ -20,6 +22,7 @@ from megathunder.types import (
     Publish,
     Role,
     Row,
+    Score,
     Segment,
     TakeStep,
     TrainRow,
@@ -130,6 +133,22 @@ def test_busy_time_is_the_mean_over_cells_without_publication() -> None:
     assert row.learner_busy_s == (3.0 + 0.5 + 0.5) / 2
     assert row.learner_busy_share == pytest.approx(2.0 / 5.5)
     assert (row.publication_s, row.publication_bytes, row.grad_norm, row.stepped) == (0.25, 7, 2.0, True)
+
+
+def test_shared_prompts_and_the_distance_from_the_reference_are_in_the_row() -> None:
+    made = tally()
+    assert made.row(CLOCK, outcome()).prompt_tokens_saved is None
+    for saved, kl in ((30.0, 1.0), (12.0, 2.0)):
+        made.work(*work(4, extra={PROMPT_TOKENS_SAVED: saved, KL_SUM: kl}))
+    row = made.row(CLOCK, outcome(normaliser=4.0))
+    assert (row.prompt_tokens_saved, row.kl_to_reference) == (42, 0.75)
+    inside = tally()
+    inside.trajectory(trajectory(0, 0, 1.0))  # two sampled tokens
+    score = Score(item=1, update=3, policy_version=3, rows=())
+    inside.work(
+        score, Done(item=1, cell=0, started_s=0, ended_s=1, stats=WorkStats(divergences=(0.25, 0.75), flops=10.0))
+    )
+    assert inside.row(CLOCK, outcome()).kl_to_reference == 0.5
 
 
 def test_rewards_and_prompts() -> None:
