@@ -5,7 +5,8 @@
 
 A *cell* is the smallest set of ranks closed under "shares a collective in a forward pass": the tensor, pipeline and
 context group of a rank, and its expert group; with `accumulator_shards` also the replicas that share accumulators. A
-cell takes one work item at a time, cells never wait for each other before the barrier. Called once per learner process; refuses layouts that Megatron-Core would run wrongly or not at all.
+cell takes one work item at a time, cells never wait for each other before the barrier.
+Called once per learner process; refuses layouts that Megatron-Core would run wrongly or not at all.
 """
 
 from __future__ import annotations
@@ -272,7 +273,7 @@ def _sharing(config: LearnerConfig) -> set[int]:
 
 
 def _shard_groups(cell: tuple[int, ...]) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """Ranks of this cell that hold the same dense parameters, and the same experts; every rank of the job calls this."""
+    """Ranks of this cell that hold the same dense parameters, and the same experts; every rank of the job calls."""
     from megatron.core import parallel_state as state
 
     dense = dist.get_process_group_ranks(state.get_data_parallel_group(with_context_parallel=True))

@@ -29,8 +29,8 @@ _CHUNK = 1 << 17  # elements worked on at once: stays in cache
 
 @dataclass(slots=True, eq=False)
 class Accumulator:
-    """`flats` hold the sum, or this rank's part of it (then without `views`); `bounds` bound each bucket's largest integer (fixed point only); `fresh`: what `flats` hold
-    means nothing yet, the sum is zero (host memory only)."""
+    """`flats` hold the sum, or this rank's part of it (then without `views`); `bounds` bound each bucket's largest
+    integer (fixed point only); `fresh`: what `flats` hold means nothing yet, the sum is zero (host memory only)."""
 
     flats: Flats
     views: list[Tensor] = field(default_factory=list)

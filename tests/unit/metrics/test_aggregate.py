@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from megathunder.config.model_shape import ModelShape
 from megathunder.metrics.aggregate import Clock, Outcome, Summary, UpdateTally, combine
 from megathunder.types import (
+    BATCH,
     KL_SUM,
     PROMPT_TOKENS_SAVED,
-    BATCH,
     ContributionId,
     Differentiate,
     Done,
