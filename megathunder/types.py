@@ -342,23 +342,15 @@ class Shutdown(Wire):
     item: int
 
 
+# fmt: off
 Command = (
-    Differentiate
-    | Fold
-    | Score
-    | TakeStep
-    | Publish
-    | SaveCheckpoint
-    | FinishCheckpoint
-    | LoadCheckpoint
-    | ExportPolicy
-    | Shutdown
+    Differentiate | Fold | Score | TakeStep | Publish | SaveCheckpoint | FinishCheckpoint | LoadCheckpoint
+    | ExportPolicy | Shutdown
 )
+# fmt: on
 
 
-PROMPT_TOKENS_SAVED = "prompt_tokens_not_computed"
-KL_SUM = "kl_to_reference"
-"""Keys of `WorkStats.extra`: prompt tokens that were shared instead of computed again, and the sum of the KL term."""
+PROMPT_TOKENS_SAVED, KL_SUM = "prompt_tokens_not_computed", "kl_to_reference"  # keys of WorkStats.extra
 
 
 class WorkStats(Wire):

@@ -171,9 +171,7 @@ def sharded(trained: Parameters, learner: LearnerConfig) -> int:
     """Elements of one accumulator on one rank."""
     if learner.accumulator_shards == 1:
         return trained.total
-    experts = learner.ranks_of_a_cell // (
-        learner.pipeline_parallel * learner.expert_parallel * _expert_tensor(learner)
-    )
+    experts = learner.ranks_of_a_cell // (learner.pipeline_parallel * learner.expert_parallel * _expert_tensor(learner))
     return math.ceil(trained.dense / learner.accumulator_shards) + math.ceil(trained.expert / max(experts, 1))
 
 
