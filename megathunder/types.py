@@ -23,9 +23,6 @@ class Wire(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of everything that crosses a process: frozen, keyword-only, tagged with its class name."""
 
 
-# ---------------------------------------------------------------------------------------------- identity
-
-
 class TrajectoryId(NamedTuple):
     """Trajectory `index` of group `group` of update `update`; groups and indices count from 0 in each update."""
 
@@ -66,9 +63,6 @@ class AccumulatorKey(NamedTuple):
 
 
 BATCH = AccumulatorKey("batch")
-
-
-# ---------------------------------------------------------------------------------------------- rollouts
 
 
 class Role(str, Enum):
@@ -145,9 +139,6 @@ class Trajectory(Wire):
         return sum(len(r.token_ids) for r in self.rows)
 
 
-# ---------------------------------------------------------------------------------------------- events
-
-
 class TurnCompleted(Wire):
     """Turn `turn` (an ACTION and what preceded it) of row `row` is fixed: `segments` are the new segments since the
     previous turn, ending in the ACTION. Of the `context_tokens` before it the engine found `cached_tokens` in its
@@ -196,9 +187,6 @@ class TrajectoryLost(Wire):
 
 
 Event = TurnCompleted | TurnScored | TrajectoryCompleted | Rewarded | TrajectoryLost
-
-
-# ---------------------------------------------------------------------------------------------- learner work
 
 
 class TrainRow(Wire):
