@@ -19,7 +19,7 @@ class SaltConfig:
     explained_share: float = 0.5
     """The dominant subspace is the smallest that holds this share of the Gram matrix's trace."""
     severe_cancellation: float = 0.5
-    """Cancellation from which on the residual is amplified (0: nothing cancels, 1: everything)."""
+    """Cancellation from which on the residual is amplified (0: as if gradients were orthogonal, 1: all is lost)."""
     features: Literal["exact", "sketch"] = "exact"
     """Inner products of whole gradients, or of random projections of `sketch_layers`."""
     sketch_dimension: int = 4096

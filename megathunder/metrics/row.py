@@ -44,8 +44,8 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True):
 class Salt(msgspec.Struct, frozen=True, kw_only=True):
     """Geometry of the gradients that SALT reweighed: means over the update's Gram matrices, and maxima.
 
-    `cancellation` is the share of length that the signed sum loses, `factor` the residual channel's, `rank` of the
-    dominant subspace, `spectrum` the largest eigenvalues by the trace; `sketch_error` the mean relative error of a
+    `cancellation` is the share of squared length that the signed sum loses, `factor` the residual channel's, `rank` the
+    dominant subspace's, `spectrum` the largest eigenvalues by the trace; `sketch_error` the mean relative error of a
     squared length, None where nothing was sketched."""
 
     geometries: int

@@ -93,10 +93,10 @@ def salt_update(
     """[D] update of SALT from features [n, D] and weights [n], in the space of the features: the component outside the
     dominant right singular vectors is enlarged."""
     update = weights @ features
-    lengths = (weights.abs() * features.norm(dim=1)).sum()
-    if lengths == 0 or not features.any():
+    apart = (weights[:, None] * features).square().sum()  # of terms that do not meet
+    if apart == 0:
         return update
-    lost = (1.0 - update.norm() / lengths).clamp(0.0, 1.0)
+    lost = (1.0 - update.square().sum() / apart).clamp(0.0, 1.0)
     factor = 1.0 + amplification * (lost - severe_cancellation).clamp(min=0.0) / (1.0 - severe_cancellation)
     _, singular, directions = torch.linalg.svd(features, full_matrices=False)
     held = (singular**2).cumsum(0) / (singular**2).sum()

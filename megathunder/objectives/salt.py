@@ -4,21 +4,23 @@ With features phi_i (the gradient of trajectory i), coefficients A_i (its advant
 
     K = V diag(l) V^T, l descending;  r = least with l_1 + ... + l_r >= explained * trace K    (equal l stay together)
     shared and residual channel       A_s = V_r V_r^T A,   A_r = A - A_s
-    cancellation                      k = 1 - |sum A_i phi_i| / sum |A_i| |phi_i|                          in [0, 1]
+    cancellation                      k = max(0, 1 - |sum A_i phi_i|^2 / sum A_i^2 |phi_i|^2)              in [0, 1]
     factor                            f = 1 + amplification * max(0, k - severe) / (1 - severe)
     reweighted                        A' = A_s + f A_r
 
 A_s and A_r add up to orthogonal updates (A_s^T K A_r = 0): sum A'_i phi_i is the GRPO update with its component
 outside the dominant subspace of the features enlarged f times. Coefficients depend on K alone, up to a factor
 (rotations and scale of the features change nothing), and permute with the trajectories. f = 1 gives A, bit for bit.
+k compares the signed sum with one of orthogonal terms: 0 where they do not meet or help each other, 1 if all is lost.
 
     all phi_i parallel     r = 1, A_r adds up to nothing: the update is GRPO's whatever f is
+                           k = max(0, 1 - (sum A_i c_i)^2 / sum A_i^2 c_i^2)   with phi_i = c_i phi
     phi_i = s + e_i        (e_i orthogonal, of length e; l_1 = n |s|^2 + e^2): sum A = 0 gives A_s = 0, A' = f A,
-                           k = 1 - e |A|_2 / (sqrt(|s|^2 + e^2) |A|_1)
+                           k = |s|^2 / (|s|^2 + e^2)
 
 From the abstract: a dominant shared subspace from the Gram geometry of the mini-batch, coefficients in shared and
 residual channels, the residual amplified when signed cancellation is severe. Our reading is everything that is a
-formula here: rank by explained share, cancellation as the share of length lost in the signed sum, a linear ramp.
+formula here: rank by explained share, cancellation against orthogonal terms, a linear ramp.
 Called by the learner at the closure of a group (or of the batch). Pure; n x n arithmetic in float64.
 """
 
@@ -76,9 +78,6 @@ def dominant_rank(values: np.ndarray, explained_share: float) -> int:
 
 
 def cancellation(gram: np.ndarray, coefficients: np.ndarray) -> float:
-    """Share of the summed lengths |A_i| |phi_i| that the signed sum loses; 0 where nothing is added."""
-    total = float(np.abs(coefficients) @ np.sqrt(np.maximum(np.diag(gram), 0.0)))
-    if total == 0.0:
-        return 0.0
-    length = float(np.sqrt(max(float(coefficients @ gram @ coefficients), 0.0)))
-    return min(max(1.0 - length / total, 0.0), 1.0)
+    """Share of the squared length of orthogonal terms that the signed sum loses; 0 where nothing is added."""
+    apart = float(coefficients**2 @ np.diag(gram))
+    return min(max(1.0 - float(coefficients @ gram @ coefficients) / apart, 0.0), 1.0) if apart > 0.0 else 0.0
