@@ -89,8 +89,8 @@ class LearnerConfig:
     @property
     def ranks_of_a_cell(self) -> int:
         """Ranks coupled by collectives of a forward pass, or by accumulators that they share. A stage's ranks are
-        shared out in runs of tensor x context, of expert tensor x expert, and of tensor x shards; these begin anew together at
-        common multiples only."""
+        shared out in runs of tensor x context, of expert tensor x expert, and of tensor x shards; all of these begin
+        anew together at common multiples only."""
         expert_tensor = self.expert_tensor_parallel or self.tensor_parallel
         dense, expert = self.tensor_parallel * self.context_parallel, expert_tensor * self.expert_parallel
         return self.pipeline_parallel * math.lcm(dense, expert, self.tensor_parallel * self.accumulator_shards)
