@@ -226,9 +226,11 @@ def _learn(config: Config, folder: Path, coordinator: CoordinatorProcess | None)
     _check_shared_folder(config, ranks)
     endpoint = _share_endpoint(coordinator)
     learner = Learner(config, layout)
+    alone = config.publish.lora == "adapter"
     publisher = Publisher(
         config,
-        export_weights=learner.export_weights,
+        export_weights=learner.export_adapter if alone else learner.export_weights,
+        export_base=learner.export_base if alone else None,
         rank=layout.rank,
         device=layout.device,
         host=ranks.reachable_name(config),

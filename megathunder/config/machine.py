@@ -183,6 +183,25 @@ def changes_are_acknowledged(config: Config) -> None:
         )
 
 
+def adapters_can_be_published(config: Config) -> None:
+    publish, learner = config.publish, config.learner
+    if publish.lora == "merged":
+        return
+    if not learner.lora_rank:
+        raise ConfigError(
+            "publish.lora = 'adapter' with learner.lora_rank = 0",
+            expected="adapters that are trained",
+            remedy="set learner.lora_rank, say 16, or publish.lora = 'merged'",
+        )
+    if not publish.checksum or learner.dtype == "float64":
+        raise ConfigError(
+            f"publish.lora = 'adapter' with publish.checksum = {str(publish.checksum).lower()} and learner.dtype = "
+            f"{learner.dtype!r}",
+            expected="acknowledged checksums, and factors in float32 or bfloat16: the servers merge to the same bits",
+            remedy="set publish.checksum = true and learner.dtype = 'float32', or publish.lora = 'merged'",
+        )
+
+
 def the_run_folder_is_free(config: Config) -> None:
     run = config.run
     if run.name in ("", ".", "..") or "/" in run.name:

@@ -18,10 +18,15 @@ class PublishConfig:
     """What carries changes (delta, auto): the servers' process groups, the requests themselves, or a shared folder."""
     folder: str = ""
     """Folder that learner and servers share (disk, folder); empty: `published` in the run's folder."""
+    lora: Literal["merged", "adapter"] = "merged"
+    """What travels when adapters are trained: the merged weights, or the adapters alone, which the servers merge into a
+    base they keep (host memory for a copy of the adapted weights on each server)."""
     checksum: bool = True
     """Every server must acknowledge a checksum of the weights it holds. Off: for servers without our weight loader."""
     bucket_mb: int = 64
     """Weights sent in one call; two buckets are in memory at once."""
+    encode_threads: int = 0
+    """Threads that compare and code changes (delta, auto); 0: one for each core of the learner's, at most 8."""
     timeout_s: float = 120.0
     """Limit of one step of a publication: a bucket, an answer."""
     min_servers: int = 1

@@ -28,7 +28,7 @@ from megathunder.learner.accumulators.host import HostArithmetic, HostTraffic
 from megathunder.learner.accumulators.layout import GradientLayout, groups_of_buffers
 from megathunder.learner.accumulators.shards import Shards
 from megathunder.learner.accumulators.store import AccumulatorStore
-from megathunder.learner.adapter_files import save_adapter
+from megathunder.learner.adapter_files import export_adapter, save_adapter
 from megathunder.learner.backward import Runner, Tally
 from megathunder.learner.cell import summed_over_cell
 from megathunder.learner.exact import reduce_exactly
@@ -42,7 +42,7 @@ from megathunder.learner.pipeline import Pipeline
 from megathunder.learner.price import Price
 from megathunder.learner.recording import record_tensors
 from megathunder.learner.release import Release
-from megathunder.learner.weights import export_weights, save_hf
+from megathunder.learner.weights import export_base, export_weights, save_hf
 from megathunder.types import (
     Differentiate,
     ExportPolicy,
@@ -165,6 +165,14 @@ class Learner:
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, full tensor) on the cell's leader; other ranks of the cell must exhaust it too."""
         return export_weights(self.bundle)
+
+    def export_base(self) -> Iterator[tuple[str, Tensor]]:
+        """Likewise, of the frozen weights that adapters sit on."""
+        return export_base(self.bundle)
+
+    def export_adapter(self) -> Iterator[tuple[str, Tensor]]:
+        """Likewise, of the adapters alone, under PEFT's names."""
+        return export_adapter(self.bundle)
 
     def save(self, folder: Path) -> None:
         """Write weights, optimizer and counters; every rank of the job takes part (see `state`)."""

@@ -37,6 +37,7 @@ from torch import Tensor
 
 from megathunder.config.learner import LearnerConfig
 from megathunder.errors import ConfigError
+from megathunder.learner import low_rank
 from megathunder.learner.families.rules import Kind
 from megathunder.learner.model import ModelBundle
 from megathunder.learner.weights import layouts
@@ -116,13 +117,11 @@ class Adapter(torch.nn.Module):
         return {_key(side, part): dimension for part in self.targets}
 
     def delta(self) -> Tensor:
-        """(alpha / r) B A in the layer's own layout, this rank's part of its weight."""
-        like = self.a(self.targets[0])
-        products = [
-            self.b(p) @ self.a(p) * self.scale if p in self.targets else like.new_zeros(height, like.shape[1])
-            for p, height in self.heights.items()
-        ]
-        return layouts.merge(self.kind, products, self.dims)
+        """(alpha / r) B A in the layer's own layout, this rank's part of its weight; at least float32 (`low_rank`)."""
+        products = {p: low_rank.product(self.b(p), self.a(p), self.scale) for p in self.targets}
+        like = products[self.targets[0]]
+        absent = {p: like.new_zeros(height, like.shape[1]) for p, height in self.heights.items() if p not in products}
+        return layouts.merge(self.kind, [(products | absent)[p] for p in self.heights], self.dims)
 
     def _shape(self, outputs: list[Tensor], x: Tensor) -> tuple[int, ...]:
         if outputs:

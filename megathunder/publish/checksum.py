@@ -4,9 +4,10 @@
     h(x)    x ^= x >> 31;  x *= A;  x ^= x >> 29;  x *= B;  x ^= x >> 32             modulo 2^64 (shifts keep the sign)
     sum     over all tensors and words of h(w_i + (i + 1) * G + s(name))             modulo 2^64
 
-A sum has no order, so a piece of a tensor (an expert, a shard of rows or of whole columns of words) contributes by
-itself and pieces may be summed anywhere. Shape and type enter through s(name). It detects a wrong, swapped, missing or
-misplaced word with probability 1 - 2^-64; it is not a defence against someone who chooses the weights.
+A sum has no order, so words that changed can be taken out and put in, and a piece of a tensor (an expert, a shard of
+rows or of whole columns of words) contributes by itself; pieces may be summed anywhere. Shape and type enter through
+s(name). It detects a wrong, swapped, missing or misplaced word with probability 1 - 2^-64; it is not a defence against
+someone who chooses the weights.
 Called by publish/ on both sides. Refuses a piece that does not start on a whole word.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,6 +47,28 @@ def piece_checksum(name: str, shape: tuple[int, ...], piece: Tensor, *, row: int
     if words.shape[1] == words_a_row:
         words = words.view(1, -1)
     return _sum(words, words_a_row, _signed(seed + (start + 1) * GOLDEN))
+
+
+def changed_checksum(name: str, shape: tuple[int, ...], old: Tensor, new: Tensor, positions: np.ndarray) -> int | None:
+    """What takes the checksum of host tensor `old` to that of `new`, which differ at `positions` [n] (ascending) alone:
+    n words are read instead of all. None for rows that are not whole words."""
+    per_word = WORD_BYTES // old.element_size()
+    if not shape or shape[-1] % per_word:
+        return None
+    index = positions // per_word
+    index = index[np.diff(index, prepend=-1) != 0]
+    keys = (index + 1) * np.int64(_signed(GOLDEN)) + np.int64(_signed(_seed(name, shape, old.dtype)))
+    before, after = (tensor.view(-1).view(torch.uint8).numpy().view(np.int64)[index] for tensor in (old, new))
+    return (int(_mixed(after + keys).sum()) - int(_mixed(before + keys).sum())) & MASK
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    """h of int64 words, in place."""
+    for shift, factor in ((31, FIRST), (29, SECOND)):
+        x ^= x >> shift
+        x *= np.int64(_signed(factor))
+    x ^= x >> 32
+    return x
 
 
 def _words(flat: Tensor) -> Tensor:

@@ -11,6 +11,8 @@
     adopt    nothing; it says whether its weights are those described        any
     fill     writes the (dense) pieces; its weights have no version now      any
     apply    adds the differences, then adopts                               must be (base, base_checksum)
+    keep     copies the weights that adapters will sit on                    any; the weights must be the base
+    merge    writes base + adapter; its weights have no version now          must have kept base_checksum
 
 `open_payload` raises PayloadError for a message that is truncated, too long, altered or of another format, so that a
 server refuses it before anything is changed. Called by publish/ on both sides.
@@ -44,6 +46,8 @@ class Action(str, Enum):
     ADOPT = "adopt"
     FILL = "fill"
     APPLY = "apply"
+    KEEP = "keep"
+    MERGE = "merge"
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +67,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """`target` is the version after the action, `checksum` that of all its weights."""
+    """`target` is the version after the action (-1: none), `checksum` that of all its weights."""
 
     action: Action
     pieces: tuple[Piece, ...]
@@ -71,6 +75,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     base_checksum: int = 0
     target: int = -1
     checksum: int = 0
+    scale: float = 0.0  # of the factors, with `merge`
+    factors: str = ""  # their type, to which merged weights are rounded
     body_bytes: int = 0
     body_digest: bytes = b""
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from megathunder.errors import UserError
 
 SIGNED = {2: torch.int16, 4: torch.int32}
+STAYS_FLOAT32 = "e_score_correction_bias"  # the router's bias, in engines as in checkpoints
 FLOATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -22,6 +23,11 @@ def dtype_name(tensor: Tensor) -> str:
             remedy="set rollout.dtype to one of these: what is published has the type the servers compute in",
         )
     return name
+
+
+def published_dtype(name: str, dtype: torch.dtype | None) -> torch.dtype | None:
+    """The type in which servers that compute in `dtype` hold tensor `name`; None: the one it has."""
+    return None if name.endswith(STAYS_FLOAT32) else dtype
 
 
 def word_of(dtype: str) -> np.dtype:

@@ -73,8 +73,9 @@ def _gpus(config: RolloutConfig, index: int) -> dict[str, str]:
     return {"base_gpu_id": str(config.first_gpu + index * config.gpus_per_server)}
 
 
-def server_environment(device: str, temporary: Path) -> dict[str, str]:
-    """The caller's environment, no network look-ups, and on a CPU one thread and the stand-ins on the path."""
+def server_environment(device: str, temporary: Path, *, ranks: int = 1) -> dict[str, str]:
+    """The caller's environment, no network look-ups, and on a CPU one thread and the stand-ins on the path. `ranks`:
+    the server's tensor parallelism."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TMPDIR": str(temporary)}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(name, None)  # torchrun's: the server is no rank of the learner
@@ -84,6 +85,9 @@ def server_environment(device: str, temporary: Path) -> dict[str, str]:
         environment.update(SGLANG_USE_CPU_ENGINE="1", OMP_NUM_THREADS="1")
         environment["SGLANG_PLUGINS"] = "megathunder_seeded_sampling,megathunder_forked_start"
         environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "false"
+        environment["TORCHDYNAMO_DISABLE"] = "1"  # the sharded embedding would be compiled with triton
+        if ranks > 1:  # SGLang wants a place for each rank, and would bind to it with the real kernels
+            environment.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join(map(str, range(ranks))))
     environment["PYTHONPATH"] = os.pathsep.join(path)
     return environment
 

@@ -76,7 +76,7 @@ async def start_server(
         process = await asyncio.create_subprocess_exec(
             *guard,
             *command,
-            env=server_environment(device, temporary),
+            env=server_environment(device, temporary, ranks=config.gpus_per_server),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,

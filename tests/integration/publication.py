@@ -31,11 +31,14 @@ versions = itertools.count(1)  # one count for all tests of a server: versions o
 class Servers:
     """`addresses` of running servers; everything asynchronous runs on one loop in a thread of its own."""
 
-    def __init__(self, folder: Path, models: tuple[Path, ...], **settings: object) -> None:
+    def __init__(
+        self, folder: Path, models: tuple[Path, ...], tensor_parallel: tuple[int, ...] = (), **settings: object
+    ) -> None:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         self.config = dataclasses.replace(Config().rollout, max_total_tokens=8192, max_running_requests=8, **settings)
         self._folder, self._models = folder, models
+        self._tensor_parallel = tensor_parallel or (1,) * len(models)
         self.processes: list[ServerProcess] = self.run(self._start(len(models)))
         self.addresses = tuple(
             ServerAddress(name=f"rollout-{i}", url=process.url) for i, process in enumerate(self.processes)
@@ -49,9 +52,14 @@ class Servers:
         return await asyncio.gather(*(self._start_one(i) for i in range(count)))
 
     async def _start_one(self, index: int) -> ServerProcess:
-        log = self._folder / f"server-{index}.log"
-        port = choose_port("127.0.0.1", 0)
-        return await start_server(self.config, model=self._models[index], port=port, device="cpu", version=0, log=log)
+        return await start_server(
+            dataclasses.replace(self.config, sglang={"tp_size": str(self._tensor_parallel[index])}),
+            model=self._models[index],
+            port=choose_port("127.0.0.1", 0),
+            device="cpu",
+            version=0,
+            log=self._folder / f"server-{index}.log",
+        )
 
     def restart(self, index: int) -> ServerAddress:
         """End a server, start one with the first weights in its place; its address, one incarnation later."""
@@ -161,9 +169,11 @@ class Policy:
 
 
 @contextlib.contextmanager
-def running(folder: Path, *models: Path, **settings: object) -> Iterator[Servers]:
+def running(
+    folder: Path, *models: Path, tensor_parallel: tuple[int, ...] = (), **settings: object
+) -> Iterator[Servers]:
     """A server of each model; `settings` are those of the rollout section."""
-    servers = Servers(folder, models, **settings)
+    servers = Servers(folder, models, tensor_parallel, **settings)
     try:
         yield servers
     finally:

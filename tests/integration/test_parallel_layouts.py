@@ -13,7 +13,7 @@ from tools.upcycle_policy import Arguments, upcycle
 CASES = {
     "stages of 2 and 1 layers": {"learner.pipeline_parallel": 2},
     "experts": {"learner.expert_parallel": 2},
-    "adapters": {"learner.tensor_parallel": 2, "learner.lora_rank": 8},
+    "adapters": {"learner.tensor_parallel": 2, "learner.lora_rank": 8, "publish.lora": "adapter"},
 }
 
 

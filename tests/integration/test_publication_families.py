@@ -1,5 +1,5 @@
 """Every family's tensors lie in the engine where `places.py` says: the engine's checksum is that of the files it read,
-and after a change that of the changed weights."""
+and after a change that of the changed weights; so it is for adapters that the engine merges."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from adapted import Adapted
 from publication import Servers, running
 
 from megathunder.learner.families.tiny import TINY, make_tiny
@@ -78,3 +79,15 @@ def test_the_engine_has_the_checksum_of_what_it_read_and_of_what_it_was_sent(
         assert round.failed == {}
         round.each(change, (server,))
         assert round.failed == {}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_engine_merges_adapters_of_every_linear_layer_to_the_learners_bits(
+    servers: Servers, folders: dict[str, Path], family: str, tmp_path: Path
+) -> None:
+    server = servers.addresses[FAMILIES.index(family)]
+    adapted = Adapted(servers, tmp_path, stored(folders[family]), transport="delta", delta_through="http")
+    assert any(".experts." in name for name in adapted.factors) == family.endswith("moe")
+    adapted.step()
+    version, stats = adapted.publish((server,))
+    assert stats.failed_servers == () and servers.version(server) == version

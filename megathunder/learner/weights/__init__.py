@@ -1,5 +1,5 @@
 """Weights between Hugging Face folders and Megatron shards: `families/` says what maps to what, this says how."""
 
-from megathunder.learner.weights.transfer import export_tensors, export_weights, import_weights, save_hf
+from megathunder.learner.weights.transfer import export_base, export_tensors, export_weights, import_weights, save_hf
 
-__all__ = ["export_tensors", "export_weights", "import_weights", "save_hf"]
+__all__ = ["export_base", "export_tensors", "export_weights", "import_weights", "save_hf"]

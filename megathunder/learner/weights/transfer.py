@@ -48,9 +48,14 @@ def export_weights(bundle: ModelBundle) -> Iterator[tuple[str, Tensor]]:
 
     def read(tensor: Tensor) -> Tensor:
         adapter = adapters.get(tensor)
-        return tensor.data if adapter is None else tensor.data + adapter.delta().to(tensor.dtype)
+        return tensor.data if adapter is None else (tensor.data + adapter.delta()).to(tensor.dtype)
 
     return export_tensors(bundle, read)
+
+
+def export_base(bundle: ModelBundle) -> Iterator[tuple[str, Tensor]]:
+    """Like `export_weights`, of the frozen weights without their adapters."""
+    return export_tensors(bundle, lambda tensor: tensor.data)
 
 
 @torch.no_grad()

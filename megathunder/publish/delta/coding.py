@@ -18,8 +18,8 @@ elements. Called by `payload.py`. Refuses streams that do not have the length th
 
 from __future__ import annotations
 
-import functools
 import itertools
+import threading
 from enum import Enum
 
 import msgspec
@@ -41,6 +41,7 @@ class Coding(str, Enum):
     SPARSE = "sparse"
     SHIFTED = "shifted"
     DENSE = "dense"
+    LOW_RANK = "low_rank"  # factors of a merge with frozen weights (`engine/base.py`), `changed` of them
 
 
 class Coded(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,9 +63,10 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     absolute: bool = False
 
 
-def encode(old: np.ndarray, new: np.ndarray) -> tuple[Coded, list[bytes]]:
-    """`old`, `new` [N], both uint16 or both uint32: the shortest of the codings and its streams."""
-    positions = np.flatnonzero(old != new)
+def encode(old: np.ndarray, new: np.ndarray, positions: np.ndarray | None = None) -> tuple[Coded, list[bytes]]:
+    """`old`, `new` [N], both uint16 or both uint32: the shortest of the codings and its streams. `positions`: where
+    they differ, if that is known."""
+    positions = np.flatnonzero(old != new) if positions is None else positions
     if not positions.size:
         return Coded(coding=Coding.SAME), []
     if positions.size <= SPARSE_BELOW * new.size and new.size < MAX_ELEMENTS:
@@ -81,6 +83,8 @@ def encode(old: np.ndarray, new: np.ndarray) -> tuple[Coded, list[bytes]]:
 def decode(coded: Coded, data: memoryview, elements: int, word: np.dtype) -> Change:
     """The change of a tensor of `elements` words. Raises ValueError for streams that do not fit the description."""
     streams = _cut(data, coded.sizes)
+    if coded.coding is Coding.LOW_RANK:
+        raise ValueError("factors are no change of bits")
     if coded.coding is Coding.SAME:
         return Change(words=np.empty(0, word), positions=np.empty(0, np.int64))
     if coded.coding is Coding.DENSE:
@@ -171,20 +175,25 @@ def _join(streams: list[memoryview], count: int, word: np.dtype) -> np.ndarray:
     return octets.reshape(-1).view(word)
 
 
-@functools.cache
-def _coder() -> tuple[zstandard.ZstdCompressor, zstandard.ZstdDecompressor]:
-    compressor = zstandard.ZstdCompressor(compression_params=SYMBOLS_ONLY)
-    return compressor, zstandard.ZstdDecompressor()
+class _Coder(threading.local):
+    """A compressor is of one thread."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(compression_params=SYMBOLS_ONLY)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_coder = _Coder()
 
 
 def _compress(data: bytes) -> bytes:
-    return _coder()[0].compress(data)
+    return _coder.compressor.compress(data)
 
 
 def _expand(data: memoryview, size: int) -> bytes:
     if zstandard.frame_content_size(data) != size:
         raise ValueError(f"a stream of {zstandard.frame_content_size(data)} bytes where {size} were described")
-    return _coder()[1].decompress(data, max_output_size=size)
+    return _coder.decompressor.decompress(data, max_output_size=size)
 
 
 def _cut(data: memoryview, sizes: tuple[int, ...]) -> list[memoryview]:

@@ -2,6 +2,8 @@
 
     receive -> open (digests) -> base -> places -> write -> checksum over the engine's own parameters -> Held
 
+With tensor parallelism every rank does it for its part; they agree before the first writes, and on the outcome.
+
 Everything up to `write` leaves the weights as they were, so a message that is refused changes nothing. A message that
 fails later leaves the server without a version: it will be sent the full weights. Called by the server through
 `--custom-weight-loader`; it never raises, since an exception there would end the server: what went wrong is in `Held`,
@@ -28,6 +30,7 @@ from torch.distributed.distributed_c10d import _world
 from megathunder.publish.checksum import MASK, piece_checksum
 from megathunder.publish.delta.apply import apply_change
 from megathunder.publish.delta.coding import Change, Coding, decode
+from megathunder.publish.engine.base import Base, check_factors, is_adapted
 from megathunder.publish.engine.places import Place, Places
 from megathunder.publish.envelope import (
     ACKNOWLEDGEMENT,
@@ -44,7 +47,8 @@ from megathunder.publish.payload import Action, Header, Opened, PayloadError, Pi
 from megathunder.publish.words import word_of
 
 log = logging.getLogger(__name__)
-STATE = "megathunder_held"
+STATE, BASE = "megathunder_held", "megathunder_base"
+WITHOUT_VERSION = (Action.FILL, Action.MERGE)  # until an adoption
 
 
 class Shards:
@@ -60,8 +64,9 @@ class Shards:
 
     def sum(self, value: int) -> int:
         """Sum over ranks modulo 2^64."""
+        value &= MASK
         if self.ranks == 1:
-            return value & MASK
+            return value
         total = torch.tensor([value if value < 1 << 63 else value - (1 << 64)], dtype=torch.int64)
         dist.all_reduce(total, group=self._group)
         return int(total) & MASK
@@ -96,24 +101,30 @@ def load(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
 
 def _act(model: nn.Module, envelope: Envelope, before: Held) -> Held:
     shards, opened, places, error = Shards(), None, None, ""
+    base: Base | None = getattr(model, BASE, None)
     try:
         data = _receive(envelope, next(model.parameters()).device)
         opened = open_payload(memoryview(data))
-        places = _check(model, opened.header, before, shards)
+        places = _check(model, opened.header, before, shards, base)
     except Exception as problem:  # any: an exception would end the server
         error = f"{type(problem).__name__}: {problem}" if not isinstance(problem, PayloadError) else str(problem)
     error = shards.all_agree(error)
     held = msgspec.structs.replace(before, serial=envelope.serial, error=error, changed=False)
     if error:
         return held
+    if opened.header.action is Action.KEEP:
+        return _keep(model, opened.header, places, held, shards)
+    writes = sum(_writes(piece) for piece in opened.header.pieces) > 0
     try:
-        return _write(opened, places, held, shards)
+        own_checksum = _write(opened, places, base)
     except Exception as problem:
         error = f"after it began to write, {type(problem).__name__}: {problem}"
+    if error := shards.all_agree(error):
         return msgspec.structs.replace(held, version=-1, checksum=0, error=error, changed=True)
+    return _concluded(opened.header, held, shards.sum(own_checksum), changed=writes)
 
 
-def _check(model: nn.Module, header: Header, before: Held, shards: Shards) -> Places:
+def _check(model: nn.Module, header: Header, before: Held, shards: Shards, base: Base | None) -> Places:
     """Places for every piece. Raises PayloadError where the message does not fit these weights."""
     held, based = (before.version, before.checksum), (header.base, header.base_checksum)
     if header.action is Action.APPLY and held != based:
@@ -121,7 +132,14 @@ def _check(model: nn.Module, header: Header, before: Held, shards: Shards) -> Pl
             f"a change from version {based[0]} (checksum {based[1]:016x}) for weights of version {held[0]} "
             f"(checksum {held[1]:016x})"
         )
-    if header.target < before.version and header.action is not Action.FILL:
+    if header.action is Action.MERGE:
+        if base is None or not base.has(header):
+            kept = "none is kept" if base is None else f"the one kept has {base.checksum:016x}"
+            raise PayloadError(f"adapters for a base with checksum {header.base_checksum:016x}; {kept}")
+        check_factors(header)
+    elif header.action is not Action.KEEP and any(map(is_adapted, header.pieces)):
+        raise PayloadError(f"factors of adapters in a message to {header.action.value}")
+    if header.target < before.version and header.action in (Action.ADOPT, Action.APPLY):
         raise PayloadError(f"version {header.target} after version {before.version}; versions only grow")
     parameters = dict(model.named_parameters())
     places = Places(parameters, header.pieces, rank=shards.rank, ranks=shards.ranks)
@@ -130,20 +148,44 @@ def _check(model: nn.Module, header: Header, before: Held, shards: Shards) -> Pl
     return places
 
 
-def _write(opened: Opened, places: Places, held: Held, shards: Shards) -> Held:
+def _writes(piece: Piece) -> bool:
+    return piece.coded is not None and piece.coded.coding is not Coding.SAME
+
+
+def _write(opened: Opened, places: Places, base: Base | None) -> int:
+    """This rank's part of the checksum after writing; 0 where the action leaves the weights without a version."""
     header = opened.header
-    changed = False
     for piece, data in opened.parts():
-        if piece.coded is not None and piece.coded.coding is not Coding.SAME:
+        if is_adapted(piece):
+            base.merge(piece, data, places[piece.name], header)
+        elif _writes(piece):
             _put(piece, decode(piece.coded, data, piece.elements, word_of(piece.dtype)), places[piece.name])
-            changed = True
-    if header.action is Action.FILL:
+    if header.action in WITHOUT_VERSION:
+        return 0
+    return sum(_checksum(piece, places[piece.name]) for piece in header.pieces)
+
+
+def _concluded(header: Header, held: Held, checksum: int, *, changed: bool) -> Held:
+    """What the server holds now; `checksum` is that of all ranks."""
+    if header.action in WITHOUT_VERSION:
         return msgspec.structs.replace(held, version=-1, checksum=0, changed=changed)
-    checksum = shards.sum(sum(_checksum(piece, places[piece.name]) for piece in header.pieces))
     if checksum != header.checksum:
         error = f"the engine's weights have checksum {checksum:016x}, those sent {header.checksum:016x}"
         return msgspec.structs.replace(held, version=-1, checksum=checksum, error=error, changed=changed)
     return msgspec.structs.replace(held, version=header.target, checksum=checksum, changed=changed)
+
+
+def _keep(model: nn.Module, header: Header, places: Places, held: Held, shards: Shards) -> Held:
+    """Keep the engine's weights as the base, where they are the base; one that is kept already stays."""
+    base: Base | None = getattr(model, BASE, None)
+    if base is not None and base.has(header):
+        return held
+    checksum = shards.sum(sum(_checksum(piece, places[piece.name]) for piece in header.pieces))
+    if checksum != header.checksum:
+        error = f"the engine's weights have checksum {checksum:016x}, the frozen base {header.checksum:016x}"
+        return msgspec.structs.replace(held, error=error)
+    setattr(model, BASE, Base.keep(header, places))
+    return held
 
 
 def _put(piece: Piece, change: Change, place: Place) -> None:

@@ -4,13 +4,14 @@
 
 SGLang honours `sampling_seed` only with --enable-deterministic-inference, which refuses the CPU attention backend, and
 its seeded draw is compiled with triton. The sampler itself takes seeds anywhere, so this plug-in fills them in and
-draws by inversion. A request without a seed gets a random one (SGLang's default is one constant for all of them).
+draws by inversion. A request without a seed gets one from its id, the same on every tensor-parallel rank (SGLang's
+default is one constant for all of them).
 The same request with the same seed draws the same tokens up to rounding: the batch it runs in moves its logits by 1e-6.
 """
 
 from __future__ import annotations
 
-import random
+import hashlib
 
 import torch
 
@@ -26,14 +27,19 @@ def install() -> None:
 
     def from_schedule_batch(cls: type, batch: object, vocab_size: int) -> SamplingBatchInfo:
         info = original(cls, batch, vocab_size)
-        seeds = [request.sampling_params.sampling_seed for request in batch.reqs]
+        seeds = [(request.sampling_params.sampling_seed, request.rid) for request in batch.reqs]
         info.sampling_seed = torch.tensor(
-            [random.getrandbits(62) if seed is None else seed for seed in seeds], dtype=torch.int64
+            [seed_of(rid) if seed is None else seed for seed, rid in seeds], dtype=torch.int64
         )
         return info
 
     SamplingBatchInfo.from_schedule_batch = classmethod(from_schedule_batch)
     sampler.multinomial_with_seed = draw
+
+
+def seed_of(rid: str) -> int:
+    """62 bits from a request's id, which is unique unless its sender chose otherwise."""
+    return int.from_bytes(hashlib.blake2b(str(rid).encode(), digest_size=8).digest(), "little") >> 2
 
 
 def draw(logprobs: torch.Tensor, seed: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -78,6 +78,17 @@ REFUSED: list[tuple[dict[str, object], str, str]] = [
     ({"learner__device": "gpu"}, "'gpu'", "auto"),
     ({"rollout__host": "0.0.0.0"}, "no rollout.api_key", "127.0.0.1"),
     ({"publish__min_servers": 2}, "min_servers = 2", "rollout.servers = 2"),
+    ({"publish__lora": "adapter"}, "learner.lora_rank = 0", "publish.lora = 'merged'"),
+    (
+        {"publish__lora": "adapter", "learner__lora_rank": 8, "publish__checksum": False},
+        "publish.checksum = false",
+        "publish.lora = 'merged'",
+    ),
+    (
+        {"publish__lora": "adapter", "learner__lora_rank": 8, "learner__dtype": "float64"},
+        "'float64'",
+        "publish.lora = 'merged'",
+    ),
     ({"run__name": "../x"}, "'../x'", "run.folder"),
     ({"run__resume": True, "run__overwrite": True}, "run.overwrite", "--run.overwrite"),
     ({"learner__model": "/nowhere/at/all"}, "no such folder", "learner.model"),

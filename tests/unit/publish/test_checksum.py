@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from megathunder.publish import checksum as module
-from megathunder.publish.checksum import MASK, piece_checksum, tensor_checksum
+from megathunder.publish.checksum import MASK, changed_checksum, piece_checksum, tensor_checksum
 
 
 def tensor(rows: int = 24, columns: int = 16, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -65,3 +65,19 @@ def test_one_bit_a_swap_a_name_a_shape_and_a_type_change_it() -> None:
         tensor_checksum("w", zeros[0].to(torch.bfloat16)),
     ]
     assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(24, 16), (9, 4, 8), (64,), (7, 13)])
+@pytest.mark.parametrize("count", [0, 1, 40])
+def test_words_that_changed_take_the_checksum_along(dtype: torch.dtype, shape: tuple[int, ...], count: int) -> None:
+    generator = torch.Generator().manual_seed(2)
+    old = torch.randn(shape, generator=generator).to(dtype)
+    new = old.clone()
+    positions = torch.randperm(old.numel(), generator=generator)[:count].sort().values
+    new.view(-1)[positions] *= -1
+    moved = changed_checksum("w", shape, old, new, positions.numpy())
+    if shape == (7, 13):
+        assert moved is None, "rows that are not whole words"
+    else:
+        assert (tensor_checksum("w", old) + moved) & MASK == tensor_checksum("w", new)

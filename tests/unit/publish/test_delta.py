@@ -122,6 +122,16 @@ def test_encoding_leaves_the_snapshot_and_advancing_makes_it_the_new_weights() -
     assert held.checksum == snapshot(new).checksum
 
 
+def test_any_number_of_threads_gives_the_same_payload() -> None:
+    found = [snapshot(weights(0)).encode(4, step(weights(0)).items()).data]
+    for threads in (2, 5):
+        held = Snapshot(threads=threads)
+        for _ in held.take(3, weights(0).items()):
+            pass
+        found.append(held.encode(4, step(weights(0)).items()).data)
+    assert len(set(found)) == 1
+
+
 def sealed() -> Encoded:
     return snapshot(weights(0)).encode(4, step(weights(0)).items())
 

@@ -1,0 +1,65 @@
+"""What brings a sealed payload to the loader inside a server: the request's body, a broadcast, or a shared folder.
+
+Called by the transports that send payloads of their own (`delta.py`, `adapter.py`). A payload that cannot be brought is
+that server's failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from megathunder.publish.acknowledge import deliver
+from megathunder.publish.envelope import Held, InFile, InGroup, Inline
+from megathunder.publish.group import Pairs
+from megathunder.publish.round import Round
+from megathunder.types import ServerAddress
+
+
+class Carrier(Protocol):
+    """Brings sealed bytes to a server's loader."""
+
+    async def carry(self, round: Round, server: ServerAddress, data: bytes) -> Held:
+        """The loader's answer. Raises RefusedPayload or InfrastructureFailure."""
+        ...
+
+
+class HttpCarrier:
+    """In the body of the request."""
+
+    async def carry(self, round: Round, server: ServerAddress, data: bytes) -> Held:
+        return await deliver(round, server, Inline(data=data))
+
+
+class GroupCarrier:
+    """By broadcast in the group of learner and server."""
+
+    def __init__(self, pairs: Pairs, device: torch.device) -> None:
+        self._pairs, self._device = pairs, device
+
+    async def carry(self, round: Round, server: ServerAddress, data: bytes) -> Held:
+        await self._pairs.join(round.control, server, round.info[server].tp_size)
+        tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
+        told = asyncio.create_task(deliver(round, server, InGroup(group=self._pairs[server].name, size=len(data))))
+        held, _ = await asyncio.gather(told, self._pairs.broadcast(server, tensor))
+        return held
+
+
+class FolderCarrier:
+    """As a file in a folder that learner and servers share."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    async def carry(self, round: Round, server: ServerAddress, data: bytes) -> Held:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        final, partial = self._folder / f"{server.name}.delta", self._folder / f".{server.name}.partial"
+        partial.write_bytes(data)
+        partial.rename(final)
+        try:
+            return await deliver(round, server, InFile(path=str(final.resolve()), size=len(data)))
+        finally:
+            final.unlink(missing_ok=True)
