@@ -8,10 +8,12 @@ installed if it is not there (93 MB). Weights are held in fp32, stepped by AdamW
 in bf16 (`--dtype`).
 
 Each row of `steps`: bytes dense, of the change, naive (index and value) and of the entropy bound; seconds to encode
-(compare, code, checksum), for the sender's copy to move (`advance_s`, after the servers have answered), to apply at the receiver (check, decode, add) and to load the dense weights there instead
-(from a safetensors message in memory; `dense_copy_s` is the bare copy); whether the receiver's bits are the sender's.
+(compare, code, checksum), for the sender's copy to move (`advance_s`, after the servers have answered), to apply at
+the receiver (check, decode, add) and to load the dense weights there instead (from a safetensors message in memory;
+`dense_copy_s` is the bare copy); whether the receiver's bits are the sender's.
 `--transports` adds `transports`: one server on this machine, each transport, 10 %, 1 % and 0.1 % of the elements moved
-by one ulp, and adapters of rank 16 alone; and the network speed below which a transport beats `distributed`, were the bytes to cross a network too.
+by one ulp, and adapters of rank 16 alone; and the network speed below which a transport beats `distributed`, were the
+bytes to cross a network too.
 """
 
 from __future__ import annotations

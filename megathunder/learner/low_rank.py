@@ -5,8 +5,8 @@
     product          (sum_k q_ik p_kj) 2^(e_i + f_j)        exact in float64: r 2^(2 bits) <= 2^53 for r factors
     merged           round(W + scale * product)             one rounding to float32, one to the type of the learner
 
-A rank's rows or columns, or one expert, give the bits they have in the whole, whatever multiplies the matrices. The error
-is within an ulp of float32 of the magnitudes that are summed. Called by `lora.py` and by publish/ on both sides.
+A rank's rows or columns, or one expert, give the bits they have in the whole, whatever multiplies the matrices. The
+error is within an ulp of float32 of the magnitudes that are summed. Called by `lora.py` and by publish/ on both sides.
 """
 
 from __future__ import annotations
