@@ -47,6 +47,7 @@ LAWS_OF_THE_MACHINE = (
     passed_names_exist,
     machine.servers_are_not_open_to_the_network,
     machine.ports_are_free,
+    machine.the_shared_folder_can_be_written,
 )
 LAWS = LAWS_OF_SETTINGS + LAWS_OF_THE_MACHINE
 

@@ -183,6 +183,21 @@ def changes_are_acknowledged(config: Config) -> None:
         )
 
 
+def the_shared_folder_can_be_written(config: Config) -> None:
+    """Where weights travel by file, and a folder is named."""
+    publish = config.publish
+    if not publish.folder or not (publish.transport == "disk" or publish.delta_through == "folder"):
+        return
+    folder = Path(publish.folder).absolute()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise ConfigError(
+            f"publish.folder = {publish.folder!r}: {there} is no folder that this process may write to",
+            expected="a folder that learner and servers share",
+            remedy="set publish.folder to one, or leave it empty for the run's own folder",
+        )
+
+
 def adapters_can_be_published(config: Config) -> None:
     publish, learner = config.publish, config.learner
     if publish.lora == "merged":

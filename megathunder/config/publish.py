@@ -17,7 +17,8 @@ class PublishConfig:
     delta_through: Literal["group", "http", "folder"] = "group"
     """What carries changes (delta, auto): the servers' process groups, the requests themselves, or a shared folder."""
     folder: str = ""
-    """Folder that learner and servers share (disk, folder); empty: `published` in the run's folder."""
+    """Folder that learner and servers share (disk, folder), where each run has one of its own by its name; empty:
+    `published` in the run's folder."""
     lora: Literal["merged", "adapter"] = "merged"
     """What travels when adapters are trained: the merged weights, or the adapters alone, which the servers merge into a
     base they keep (host memory for a copy of the adapted weights on each server)."""

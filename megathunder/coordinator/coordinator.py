@@ -303,4 +303,5 @@ class Coordinator:
         def publish(item: int) -> Publish:
             return Publish(item=item, version=self.version, servers=servers)
 
-        return await self.parts.learner.on_first_cell(publish, 2 * self.config.publish.timeout_s)
+        limit_s = (2 + len(servers)) * self.config.publish.timeout_s  # each may be the one that is waited for
+        return await self.parts.learner.on_first_cell(publish, limit_s)

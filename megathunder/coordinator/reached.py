@@ -2,8 +2,8 @@
 
 A server that dies meanwhile is restarted by its pool and gets the weights there (`Coordinator.republish`); one that
 lives and did not take them is sent them again, and restarted where that does not help: a server of another version
-never samples. A publication counts when the servers say so themselves.
-Raises InfrastructureFailure when fewer than `publish.min_servers` hold the version within the limit.
+never samples. A publication counts when it was acknowledged and the servers say so themselves.
+Raises InfrastructureFailure when fewer than `publish.min_servers` hold the version within the limit, or are left.
 """
 
 from __future__ import annotations
@@ -29,26 +29,30 @@ async def reach_servers(parts: Parts, version: int, send: Send) -> list[tuple[Pu
     limit_s = parts.config.rollout.startup_timeout_s + 2 * parts.config.publish.timeout_s
     deadline, needed = time.monotonic() + limit_s, parts.config.publish.min_servers
     sent: list[tuple[Publish, Done]] = []
-    lacking, held = parts.servers.ready, {}
+    lacking, held, failed = parts.servers.ready, {}, set()
     while True:
         if lacking:
             sent.append(await send(lacking))
-            _suspect(parts, lacking, sent[-1][1].stats.failed_servers)
+            failed = {server for server in lacking if server.name in sent[-1][1].stats.failed_servers}
+            for server in failed:
+                parts.servers.suspect(server)
         held = await held_versions(parts, parts.servers.ready)
-        lacking = tuple(server for server, holds in held.items() if holds != version)
+        lacking = tuple(server for server, holds in held.items() if holds != version or server in failed)
         enough = len(held) - len(lacking) >= needed
         if enough and (not lacking or len(sent) >= ATTEMPTS):
             for server in lacking:
-                parts.servers.condemn(server, f"it holds version {held[server]}, not {version}")
+                parts.servers.condemn(server, f"it did not acknowledge version {version}, and holds {held[server]}")
             return sent
-        if not parts.servers.servers or time.monotonic() > deadline:
+        if len(parts.servers.servers) < needed or time.monotonic() > deadline:
             break
         await asyncio.sleep(AGAIN_S)
     if not parts.servers.servers:
         raise InfrastructureFailure("every rollout server is lost (rollout.max_restarts); see logs/ of the run")
     states = ", ".join(f"{server.name} holds {holds}" for server, holds in held.items()) or "none is ready"
+    left = len(parts.servers.servers)
+    until = f"{left} left" if left < needed else f"within {limit_s:.0f} s"
     raise InfrastructureFailure(
-        f"version {version} did not reach {needed} server(s) (publish.min_servers) within {limit_s:.0f} s: {states}"
+        f"version {version} did not reach {needed} server(s) (publish.min_servers), {until}: {states}; see logs/ of the run"
     )
 
 
@@ -66,9 +70,3 @@ async def held_versions(parts: Parts, servers: Iterable[ServerAddress]) -> dict[
 
     async with parts.control() as control:
         return dict(zip(servers, await asyncio.gather(*map(ask, servers)), strict=True))
-
-
-def _suspect(parts: Parts, servers: tuple[ServerAddress, ...], failed: tuple[str, ...]) -> None:
-    for server in servers:
-        if server.name in failed:
-            parts.servers.suspect(server)

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import torch
@@ -21,6 +23,8 @@ from torch.distributed.distributed_c10d import Backend, PrefixStore, _new_proces
 from megathunder.errors import InfrastructureFailure
 from megathunder.rollout.control import ServerControl
 from megathunder.types import ServerAddress
+
+Answer = TypeVar("Answer")
 
 
 def open_store(host: str, port: int, timeout_s: float, *, ranks: int = 1) -> dist.TCPStore:
@@ -87,6 +91,19 @@ class Pairs:
         )
         group, _ = await asyncio.gather(opened, told)
         self._pairs[server] = Pair(name=name, group=group, store=store)
+
+    async def exchange(self, server: ServerAddress, told: Awaitable[Answer], data: torch.Tensor) -> Answer:
+        """What the server answers to the call `told`, on which it receives `data`, broadcast meanwhile. Where either
+        fails the pair is given up, and a broadcast that nobody receives is left to its limit in its thread."""
+        telling, sending = asyncio.ensure_future(told), asyncio.ensure_future(self.broadcast(server, data))
+        try:
+            answer, _ = await asyncio.gather(telling, sending)
+        except BaseException:
+            telling.cancel()
+            sending.cancel()
+            self.forget(server)
+            raise
+        return answer
 
     async def broadcast(self, server: ServerAddress, data: torch.Tensor) -> None:
         """Send `data` [bytes] to every rank of the server. Raises InfrastructureFailure after the limit."""

@@ -29,8 +29,9 @@ import msgspec
 import zstandard
 
 from megathunder.errors import MegathunderError
-from megathunder.publish.delta.coding import Coded
+from megathunder.publish.delta.coding import Coded, Coding
 
+NO_VERSION = -1
 MAGIC = b"MTW1"
 PREFIX = struct.Struct("<4sI16s")
 MAX_HEADER_BYTES = 1 << 28
@@ -73,7 +74,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     pieces: tuple[Piece, ...]
     base: int = -1
     base_checksum: int = 0
-    target: int = -1
+    target: int = NO_VERSION
     checksum: int = 0
     scale: float = 0.0  # of the factors, with `merge`
     factors: str = ""  # their type, to which merged weights are rounded
@@ -115,7 +116,9 @@ def open_payload(data: memoryview) -> Opened:
     if _digest(packed) != digest:
         raise PayloadError(f"the header ({len(packed)} of {length} bytes) does not have the digest it came with")
     try:
-        header = msgspec.msgpack.decode(zstandard.decompress(packed, max_output_size=MAX_HEADER_BYTES), type=Header)
+        if zstandard.frame_content_size(packed) > MAX_HEADER_BYTES:
+            raise PayloadError(f"a header of {zstandard.frame_content_size(packed)} bytes; at most {MAX_HEADER_BYTES}")
+        header = msgspec.msgpack.decode(zstandard.decompress(packed), type=Header)
     except (msgspec.DecodeError, zstandard.ZstdError) as error:
         raise PayloadError(f"the header cannot be read: {error}") from error
     body = data[PREFIX.size + length :]
@@ -123,10 +126,25 @@ def open_payload(data: memoryview) -> Opened:
         raise PayloadError(f"a body of {len(body)} bytes where the header gives {header.body_bytes}")
     if _digest(body) != header.body_digest:
         raise PayloadError("the body does not have the digest the header gives")
+    for piece in header.pieces:
+        _check_coded(piece)
     described = sum(sum(piece.coded.sizes) for piece in header.pieces if piece.coded)
     if described != header.body_bytes:
         raise PayloadError(f"pieces of {described} bytes in a body of {header.body_bytes}")
     return Opened(header=header, body=body)
+
+
+def _check_coded(piece: Piece) -> None:
+    """Refuse counts that a tensor of this size cannot have, before anything is made as large as they say."""
+    coded = piece.coded
+    if min(piece.shape, default=1) < 0 or (coded and min((0, *coded.sizes)) < 0):
+        raise PayloadError(f"{piece.name} {piece.shape} has sizes below 0")
+    if coded is None or coded.coding is Coding.LOW_RANK:
+        return
+    written = piece.elements if coded.coding is Coding.SHIFTED else coded.changed
+    counts = (coded.changed <= piece.elements, coded.escapes <= written, coded.low_bits <= 32, coded.high_planes <= 4)
+    if not all(counts) or min(coded.changed, coded.escapes, coded.low_bits, coded.high_planes) < 0:
+        raise PayloadError(f"{piece.name} of {piece.elements} elements is described by {coded}")
 
 
 def _digest(data: bytes | memoryview) -> bytes:

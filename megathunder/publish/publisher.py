@@ -50,7 +50,7 @@ class Publisher:
             adapters=self._adapters,
             device=device,
             host=host,
-            folder=Path(config.publish.folder) if config.publish.folder else folder / "published",
+            folder=Path(config.publish.folder) / config.run.name if config.publish.folder else folder / "published",
         )
 
     def publish(self, command: Publish) -> WorkStats:

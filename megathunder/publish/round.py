@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 
 from megathunder.errors import UserError
@@ -33,6 +33,8 @@ class Round:
         self.timeout_s = timeout_s
         self.control = ServerControl(api_key=api_key, timeout_s=timeout_s)
         self._loop = asyncio.new_event_loop()
+        self._workers = ThreadPoolExecutor(2 + 2 * len(self.servers), thread_name_prefix="publish")  # that may block
+        self._loop.set_default_executor(self._workers)
         self._thread = threading.Thread(target=self._loop.run_forever, name="publish", daemon=True)
 
     def __enter__(self) -> Round:
@@ -46,7 +48,7 @@ class Round:
         asyncio.run_coroutine_threadsafe(self.control.__aexit__(kind, error, trace), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._workers.shutdown(wait=False)  # a broadcast to a server that died ends at its own limit
         self._loop.close()
 
     def live(self, among: Iterable[ServerAddress] | None = None) -> tuple[ServerAddress, ...]:

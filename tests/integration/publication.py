@@ -128,7 +128,7 @@ class Policy:
         self.model = AutoModelForCausalLM.from_pretrained(POLICY, dtype=torch.float32).eval()
         self._random = torch.Generator().manual_seed(7)
         self.servers = servers
-        config = Config(publish=PublishConfig(timeout_s=20.0, **settings))
+        config = Config(publish=PublishConfig(**{"timeout_s": 20.0, **settings}))
         config = dataclasses.replace(
             config,
             rollout=servers.config,

@@ -43,7 +43,7 @@ from megathunder.publish.envelope import (
     as_parameter,
     from_tensor,
 )
-from megathunder.publish.payload import Action, Header, Opened, PayloadError, Piece, open_payload
+from megathunder.publish.payload import NO_VERSION, Action, Header, Opened, PayloadError, Piece, open_payload
 from megathunder.publish.words import word_of
 
 log = logging.getLogger(__name__)
@@ -139,13 +139,23 @@ def _check(model: nn.Module, header: Header, before: Held, shards: Shards, base:
         check_factors(header)
     elif header.action is not Action.KEEP and any(map(is_adapted, header.pieces)):
         raise PayloadError(f"factors of adapters in a message to {header.action.value}")
-    if header.target < before.version and header.action in (Action.ADOPT, Action.APPLY):
-        raise PayloadError(f"version {header.target} after version {before.version}; versions only grow")
+    if header.action in (Action.ADOPT, Action.APPLY) and header.target != NO_VERSION:
+        _check_version(header, before)
     parameters = dict(model.named_parameters())
     places = Places(parameters, header.pieces, rank=shards.rank, ranks=shards.ranks)
     if header.action is not Action.FILL:
         places.check_complete()
     return places
+
+
+def _check_version(header: Header, before: Held) -> None:
+    if header.target < before.version:
+        raise PayloadError(f"version {header.target} after version {before.version}; versions only grow")
+    if header.target == before.version and header.checksum != before.checksum:
+        raise PayloadError(
+            f"version {header.target} with checksum {header.checksum:016x} after another one with "
+            f"{before.checksum:016x}: does a second learner publish to this server?"
+        )
 
 
 def _writes(piece: Piece) -> bool:

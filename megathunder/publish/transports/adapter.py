@@ -24,7 +24,7 @@ from megathunder.publish.acknowledge import RefusedPayload, acknowledge, deliver
 from megathunder.publish.checksum import MASK, tensor_checksum
 from megathunder.publish.delta.coding import Coded, Coding
 from megathunder.publish.envelope import Inline
-from megathunder.publish.payload import Action, Header, Piece, seal
+from megathunder.publish.payload import NO_VERSION, Action, Header, Piece, seal
 from megathunder.publish.round import Round
 from megathunder.publish.transports.base import Transport, Weights
 from megathunder.publish.transports.carriers import Carrier
@@ -68,7 +68,7 @@ class AdapterTransport:
         message = self._message(factors)
         data = seal(message[0], message[1])
         keep = self._keep(message[0])
-        sent = self._begin([s for s in servers if s not in self._based], round, version, keep)
+        sent = self._begin([s for s in servers if s not in self._based], round, keep)
         refused: set[ServerAddress] = set()
 
         async def one(server: ServerAddress) -> None:
@@ -84,7 +84,7 @@ class AdapterTransport:
         header = self._merged(message[0], factors, version)
         merging.result()
         if refused:
-            sent = max(sent, self._begin(refused, round, version, keep))
+            sent = max(sent, self._begin(refused, round, keep))
             again, refused = tuple(refused), set()
             round.each(one, again)
             round.each(_fail, refused)
@@ -94,7 +94,7 @@ class AdapterTransport:
         self._based |= set(round.live(servers))
         return sent + len(data)
 
-    def _begin(self, servers: Iterable[ServerAddress], round: Round, version: int, keep: bytes) -> int:
+    def _begin(self, servers: Iterable[ServerAddress], round: Round, keep: bytes) -> int:
         """Have `servers` keep the base; the bytes that those without it had to be sent."""
         lacking: list[ServerAddress] = []
 
@@ -111,7 +111,7 @@ class AdapterTransport:
         lack = tuple(lacking)
         if not round.live(lack):
             return 0
-        sent = self._full.send(round, lack, version - 1, self._base.items())  # short of the version until merged
+        sent = self._full.send(round, lack, NO_VERSION, self._base.items())
         round.each(ask, lack)
         return sent
 

@@ -6,7 +6,6 @@ that server's failure.
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +15,7 @@ from megathunder.publish.acknowledge import deliver
 from megathunder.publish.envelope import Held, InFile, InGroup, Inline
 from megathunder.publish.group import Pairs
 from megathunder.publish.round import Round
+from megathunder.publish.transports.folder import writing
 from megathunder.types import ServerAddress
 
 
@@ -43,9 +43,8 @@ class GroupCarrier:
     async def carry(self, round: Round, server: ServerAddress, data: bytes) -> Held:
         await self._pairs.join(round.control, server, round.info[server].tp_size)
         tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
-        told = asyncio.create_task(deliver(round, server, InGroup(group=self._pairs[server].name, size=len(data))))
-        held, _ = await asyncio.gather(told, self._pairs.broadcast(server, tensor))
-        return held
+        told = deliver(round, server, InGroup(group=self._pairs[server].name, size=len(data)))
+        return await self._pairs.exchange(server, told, tensor)
 
 
 class FolderCarrier:
@@ -55,10 +54,10 @@ class FolderCarrier:
         self._folder = folder
 
     async def carry(self, round: Round, server: ServerAddress, data: bytes) -> Held:
-        self._folder.mkdir(parents=True, exist_ok=True)
         final, partial = self._folder / f"{server.name}.delta", self._folder / f".{server.name}.partial"
-        partial.write_bytes(data)
-        partial.rename(final)
+        with writing(self._folder, partial):
+            partial.write_bytes(data)
+            partial.rename(final)
         try:
             return await deliver(round, server, InFile(path=str(final.resolve()), size=len(data)))
         finally:

@@ -15,6 +15,7 @@ from megathunder.learner.weights.hf_files import HfWriter, copy_description
 from megathunder.publish.acknowledge import Manifest, adopt_everywhere
 from megathunder.publish.round import Round
 from megathunder.publish.transports.base import Weights
+from megathunder.publish.transports.folder import writing
 from megathunder.types import ServerAddress
 
 
@@ -43,9 +44,10 @@ class DiskTransport:
         final, partial = self._folder / f"version-{version}", self._folder / f".writing-{version}"
         for left_over in (final, partial):
             shutil.rmtree(left_over, ignore_errors=True)
-        writer = HfWriter(partial)
-        for name, tensor in manifest.watch(weights):
-            writer.write(name, tensor)
-        writer.close()
-        copy_description(self._model, partial)
-        return partial.rename(final)
+        with writing(self._folder, partial):
+            writer = HfWriter(partial)
+            for name, tensor in manifest.watch(weights):
+                writer.write(name, tensor)
+            writer.close()
+            copy_description(self._model, partial)
+            return partial.rename(final)

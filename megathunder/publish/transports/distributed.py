@@ -9,7 +9,7 @@ One bucket travels while the next one is packed: peak extra memory is two bucket
 
 from __future__ import annotations
 
-import asyncio
+from concurrent.futures import Future
 
 from megathunder.publish.acknowledge import Manifest, adopt_everywhere
 from megathunder.publish.buckets import Bucket, buckets
@@ -37,12 +37,9 @@ class DistributedTransport:
         if travelling:
             travelling.result()
         adopt_everywhere(round, servers, manifest, version, checksum=self._checksum)
-        for server in servers:
-            if server.name in round.failed:
-                self._pairs.forget(server)
         return manifest.payload_bytes
 
-    def _start(self, round: Round, servers: tuple[ServerAddress, ...], bucket: Bucket) -> asyncio.Future[None]:
+    def _start(self, round: Round, servers: tuple[ServerAddress, ...], bucket: Bucket) -> Future[None]:
         async def one(server: ServerAddress) -> None:
             told = round.control.update_from_distributed(
                 server,
@@ -53,6 +50,6 @@ class DistributedTransport:
                 version=None,
                 flush_cache=True,
             )
-            await asyncio.gather(told, self._pairs.broadcast(server, bucket.data))
+            await self._pairs.exchange(server, told, bucket.data)
 
         return round.start(one, servers)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
 
 from megathunder.config import Config
+from megathunder.config.publish import PublishConfig
 from megathunder.config.rollout import RolloutConfig
 from megathunder.coordinator import reached
 from megathunder.coordinator.coordinator import Coordinator
@@ -102,3 +104,20 @@ def test_a_server_that_is_being_restarted_is_waited_for(monkeypatch: pytest.Monk
         await returning
 
     asyncio.run(scenario())
+
+
+def test_a_server_that_did_not_acknowledge_does_not_count_whatever_version_it_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reached, "AGAIN_S", 0.0)
+    world = World({A: 3, B: 4})  # another learner gave B the same number
+    world.deaf = {B}
+    reach(world, 4)
+    assert world.sent == [(4, ("a", "b")), (4, ("b",))]
+
+
+def test_fewer_servers_left_than_a_publication_needs_end_the_run_at_once() -> None:
+    world = World({A: 3}, urls=("http://a", "http://b"))
+    world.config = dataclasses.replace(world.config, publish=PublishConfig(min_servers=2))
+    with pytest.raises(InfrastructureFailure, match=r"min_servers\), 1 left: a holds 4"):
+        reach(world, 4)

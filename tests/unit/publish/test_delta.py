@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -9,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megathunder.publish.delta.apply import apply_change
-from megathunder.publish.delta.coding import Coding, decode, encode
+from megathunder.publish.delta.coding import Coded, Coding, decode, encode
 from megathunder.publish.delta.snapshot import Encoded, Snapshot
-from megathunder.publish.payload import Action, PayloadError, open_payload
+from megathunder.publish.payload import Action, Header, PayloadError, Piece, open_payload, seal
 
 WORDS = {"bfloat16": np.uint16, "float16": np.uint16, "float32": np.uint32}
 
@@ -152,6 +153,24 @@ def test_any_damaged_byte_and_any_lost_byte_is_refused() -> None:
             open_payload(memoryview(data[:position]))
     with pytest.raises(PayloadError):
         open_payload(memoryview(data + b"\0"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"changed": 2001},
+        {"changed": -1},
+        {"escapes": 1 << 40},
+        {"low_bits": 33},
+        {"high_planes": 5},
+        {"sizes": (-1, 1)},
+    ],
+)
+def test_counts_that_a_tensor_cannot_have_are_refused_before_memory_is_taken(change: dict[str, object]) -> None:
+    coded = msgspec.structs.replace(Coded(coding=Coding.SPARSE, changed=1, low_bits=1, high_planes=1), **change)
+    piece = Piece(name="a.weight", dtype="bfloat16", shape=(40, 50), coded=coded)
+    with pytest.raises(PayloadError, match="a.weight"):
+        open_payload(memoryview(seal(Header(action=Action.APPLY, pieces=(piece,)))))
 
 
 def test_other_names_or_shapes_than_the_snapshots_are_refused() -> None:

@@ -160,3 +160,14 @@ def test_what_has_no_place_is_refused_and_so_is_a_parameter_that_nothing_describ
         Places(parameters, (Piece(name="l.mlp.experts.3.down_proj.weight", dtype="float32", shape=(HIDDEN, INNER)),))
     with pytest.raises(PayloadError, match="l.norm.weight has 16 elements, of which the message describes 0"):
         Places(parameters, tuple(p for p in pieces(w) if p.name != "l.norm.weight")).check_complete()
+
+
+def test_two_learners_that_give_one_number_to_different_weights_are_told_apart() -> None:
+    w, other = weights(), weights(seed=1)
+    engine = Engine(shard(w, 0, 1))
+    assert answer(engine, Header(action=Action.ADOPT, pieces=pieces(w), target=4, checksum=checksum(w))).error == ""
+    for name, tensor in shard(other, 0, 1).items():
+        engine.held[name].data.copy_(tensor)
+    refused = answer(engine, Header(action=Action.ADOPT, pieces=pieces(w), target=4, checksum=checksum(other)))
+    assert "second learner" in refused.error
+    assert answer(engine, Header(action=Action.ADOPT, pieces=pieces(w), target=5, checksum=checksum(other))).error == ""
