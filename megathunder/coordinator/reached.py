@@ -52,7 +52,7 @@ async def reach_servers(parts: Parts, version: int, send: Send) -> list[tuple[Pu
     left = len(parts.servers.servers)
     until = f"{left} left" if left < needed else f"within {limit_s:.0f} s"
     raise InfrastructureFailure(
-        f"version {version} did not reach {needed} server(s) (publish.min_servers), {until}: {states}; see logs/ of the run"
+        f"version {version} did not reach {needed} server(s) (publish.min_servers), {until}: {states}; logs/ say why"
     )
 
 

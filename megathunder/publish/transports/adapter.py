@@ -118,7 +118,7 @@ class AdapterTransport:
     def _message(self, factors: dict[str, tuple[Tensor, Tensor]]) -> tuple[Header, list[bytes]]:
         """The factors of every adapted tensor, and that the others are those of the base."""
         if unknown := factors.keys() - self._base.keys():
-            raise ValueError(f"adapters of {sorted(unknown)[0]}, which is no tensor of the base")
+            raise ValueError(f"adapters of {min(unknown)}, which is no tensor of the base")
         pieces, streams = [], []
         for name, tensor in self._base.items():
             coded = None
