@@ -43,6 +43,8 @@ class AutomaticTransport:
         measured = Measured(seconds=time.monotonic() - started, payload_bytes=sent)
         if self._chosen is None and round.live(servers):
             self._judge(measured)
+            if self._chosen is self._full:
+                self._delta = self._full  # its copy of the weights goes
         return sent
 
     def _judge(self, measured: Measured) -> None:

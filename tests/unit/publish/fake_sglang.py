@@ -4,7 +4,7 @@ where its version has sessions."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
 
 from aiohttp import web
@@ -14,8 +14,10 @@ from megathunder.types import ServerAddress
 
 
 @contextlib.asynccontextmanager
-async def fake_sglang(version: str, *, loader: str = WEIGHT_LOADER) -> AsyncIterator[SimpleNamespace]:
-    """`.address`, and `.asked`: the paths of the calls that change it, in order."""
+async def fake_sglang(
+    version: str, *, loader: str = WEIGHT_LOADER, api_key: str = ""
+) -> AsyncIterator[SimpleNamespace]:
+    """`.address`, and `.asked`: the paths of the calls that change it, in order. With `api_key` it serves its bearer."""
     asked: list[str] = []
     is_open = version == "0.5.20"
 
@@ -36,7 +38,13 @@ async def fake_sglang(version: str, *, loader: str = WEIGHT_LOADER) -> AsyncIter
             return web.json_response({"success": False, "message": "must run between begin and end"}, status=400)
         return web.json_response({"success": True, "message": ""})
 
-    app = web.Application()
+    @web.middleware
+    async def gate(request: web.Request, handler: Callable[[web.Request], Awaitable[web.Response]]) -> web.Response:
+        if api_key and request.headers.get("Authorization") != f"Bearer {api_key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        return await handler(request)
+
+    app = web.Application(middlewares=[gate])
     app.router.add_get("/server_info", info)
     app.router.add_post("/{name}", call)
     runner = web.AppRunner(app, shutdown_timeout=0.1)

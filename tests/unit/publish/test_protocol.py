@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from fake_sglang import fake_sglang
 
-from megathunder.errors import UserError
+from megathunder.errors import InfrastructureFailure, UserError
 from megathunder.publish.acknowledge import deliver
 from megathunder.publish.envelope import Inline
 from megathunder.publish.round import Round
@@ -64,3 +64,18 @@ def test_a_server_without_our_loader_is_sent_nothing() -> None:
             return fake.asked
 
     assert "/update_weights_from_tensor" not in asyncio.run(update())
+
+
+def test_every_call_carries_the_key_and_a_wrong_one_is_told() -> None:
+    async def update(key: str) -> list[str]:
+        async with fake_sglang("0.5.23", api_key="right") as fake:
+            async with Round((fake.address,), api_key=key, timeout_s=5.0).control as control:
+                info = await control.open_update(fake.address)
+                await control.update_from_tensors(fake.address, tensors=b"x", loader=WEIGHT_LOADER, ranks=1)
+                await control.close_update(fake.address, info)
+            return fake.asked
+
+    assert asyncio.run(update("right"))[-1] == "/end_weight_update"
+    for wrong in ("", "wrong"):
+        with pytest.raises(InfrastructureFailure, match=r"server_info answered 401.*Unauthorized"):
+            asyncio.run(update(wrong))
