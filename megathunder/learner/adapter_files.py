@@ -69,7 +69,7 @@ def export_adapter(
     dtype: torch.dtype | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """(PEFT name, full tensor) on the cell's leader; every rank of the cell must exhaust it."""
-    for named, full in gather(bundle, list(adapter_tensors(bundle)), read, dtype=dtype):
+    for named, full in gather(bundle, list(adapter_tensors(bundle)), read, what="adapters", dtype=dtype):
         yield named.hf[0], full
 
 

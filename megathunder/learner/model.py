@@ -50,6 +50,7 @@ class ModelBundle:
     vocab_size: int
     padded_vocab_size: int  # a multiple of the tensor-parallel size; logits of the padding are -inf
     adapter_scale: float = 0.0  # lora_alpha / lora_rank; 0 without adapters
+    plans: dict[str, Any] = field(default_factory=dict, repr=False)  # who sends what: made once by `weights/gather.py`
 
     @property
     def tied(self) -> bool:

@@ -1,6 +1,6 @@
 """Collects sharded tensors of a cell on its leader, one at a time.
 
-    plan     every rank tells what it holds: name, part, shape           one small collective
+    plan     every rank tells what it holds: name, part, shape           one small collective, the first time
     gather   owners of the parts send, the leader receives and unshards  point to point, in one order
 
 Every rank of the cell must exhaust the iterator: that is where it sends. Called by `transfer` and `adapter_files`.
@@ -37,15 +37,20 @@ def gather(
     held: list[tuple[Named, Tensor]],
     read: Callable[[Tensor], Tensor],
     *,
+    what: str,
     dtype: torch.dtype | None = None,
     order: Callable[[Named], object] | None = None,
 ) -> Iterator[tuple[Named, Tensor]]:
-    """(name, full tensor of `read`) on the cell's leader, nothing elsewhere; `dtype` is that of `read`'s answer."""
+    """(name, full tensor of `read`) on the cell's leader, nothing elsewhere; `dtype` is that of `read`'s answer. `what`
+    names the set of tensors, the same on every rank and for every call with that set."""
     layout = bundle.layout
     mine: dict[str, Tensor] = {}
     for named, tensor in held:
         mine.setdefault(named.megatron, tensor)
-    plan = _plan(bundle, held, dtype)
+    key = f"{what} {dtype}"
+    if key not in bundle.plans:
+        bundle.plans[key] = _plan(bundle, held, dtype)
+    plan = bundle.plans[key]
     names = sorted(plan, key=lambda name: order(plan[name][0][1].named)) if order else list(plan)
     for megatron in names:
         pieces = []

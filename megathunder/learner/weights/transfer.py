@@ -72,7 +72,8 @@ def export_tensors(
     """
     dims = _dimensions(bundle)
     order = partial(_order, bundle)
-    for named, full in gather(bundle, list(local_tensors(bundle, buffers=buffers)), read, dtype=dtype, order=order):
+    held, what = list(local_tensors(bundle, buffers=buffers)), "tensors and buffers" if buffers else "tensors"
+    for named, full in gather(bundle, held, read, what=what, dtype=dtype, order=order):
         yield from zip(named.hf, layouts.split(named.kind, full, dims), strict=True)
 
 
