@@ -17,7 +17,7 @@ from megathunder.types import ServerAddress
 async def fake_sglang(
     version: str, *, loader: str = WEIGHT_LOADER, api_key: str = ""
 ) -> AsyncIterator[SimpleNamespace]:
-    """`.address`, and `.asked`: the paths of the calls that change it, in order. It asks for `api_key`, if there is one."""
+    """`.address`, and `.asked`: paths of the calls that change it, in order. It asks for `api_key`, if there is one."""
     asked: list[str] = []
     is_open = version == "0.5.20"
 
