@@ -26,7 +26,7 @@ from megathunder.learner.accumulators.arithmetic import Accumulator, FixedPointA
 from megathunder.learner.accumulators.host import HostTraffic
 from megathunder.learner.accumulators.layout import Flats, GradientLayout
 from megathunder.learner.accumulators.shards import Shards
-from megathunder.types import BATCH, AccumulatorKey, Fold
+from megathunder.types import BATCH, AccumulatorKey, Fold, FoldTerm
 
 
 class AccumulatorStore:
@@ -130,6 +130,9 @@ class AccumulatorStore:
                     f"fold of {term.source}: this cell holds {sorted(self.open_keys)}; nothing was added to that key "
                     "here, or it was freed"
                 )
+            if self._becomes(term, fold):
+                self._open[term.target] = self._open.pop(term.source)
+                continue
             source = self._open[term.source]
             batch = term.target == BATCH
             target = self._batch_part if batch else self.of(term.target)
@@ -138,6 +141,11 @@ class AccumulatorStore:
             freed = self._open.pop(key, None)
             if freed is not None:
                 self._pool.append(freed)
+
+    def _becomes(self, term: FoldTerm, fold: Fold) -> bool:
+        """Whether a source that is freed, and goes nowhere else, can be the target that does not exist yet."""
+        once = sum(other.source == term.source for other in fold.terms) == 1 and term.source in fold.free
+        return once and term.coefficient == 1.0 and term.target not in self._open
 
     def clear(self) -> None:
         """Zero the batch; every group must be closed by now."""

@@ -99,6 +99,22 @@ def test_worked_group_gives_the_same_gradient_in_all_arrival_orders():
         assert float(store.layout.homes[0][0]) / 5 == pytest.approx(0.365148, abs=2e-6)
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_the_first_trajectory_that_lands_in_a_class_gives_it_its_accumulator(exact):
+    model, store = make(exact=exact)
+    owns = [AccumulatorKey("own", 0, i) for i in range(3)]
+    for seed, key in enumerate(owns):
+        with store.collect(key):
+            model.add(seed)
+    first, held = store.of(owns[0]), store.bytes
+    fold(store, (owns[0], C0, 1.0), (owns[1], C0, 1.0), free=owns[:2])
+    assert store.of(C0) is first and store.bytes == held and store.open_keys == {C0, owns[2]}
+    fold(store, (C0, BATCH, -0.75), (owns[2], BATCH, 1.0), free=(C0, owns[2]))
+    want = -0.75 * (gradient_of(0) + gradient_of(1)) + gradient_of(2)
+    torch.testing.assert_close(value(store), want, rtol=1e-5, atol=1e-6)
+    assert not store.open_keys
+
+
 def test_freed_accumulators_are_used_again_and_start_at_zero():
     model, store = make()
     with store.collect(C0):
