@@ -1,20 +1,21 @@
 """Which work a free cell does next, and what its answer changes.
 
 Order, first that has something for this cell:
-    1. folds                             free accumulators
+    1. folds that close a group          free accumulators
     2. direct                            weight known: never wasted, holds nothing
     3. comparisons with the reference    where rewards wait for them (KL in the reward)
     4. groups open on this cell          their accumulators exist already; mixed groups first
     5. new groups, while the cap allows  groups with two different rewards first: they cannot turn out worthless
-    6. content-ready work                reward unknown, an accumulator each
+    6. content-ready work                reward unknown, an accumulator each, while the cap allows
     7. forward passes of finished turns
+    8. landings                          accumulators whose reward has come; before 6 where the cap is reached
 
 Work-conserving: a free cell gets None only if nothing runnable exists for it. A cell with one command in hand gets
-another of 1 to 4 to do after it, so that the way to the coordinator and back costs no time, while at least as many
-chains wait as there are cells: none that a cell will be free for sooner. 5 and 6 are never given ahead: a reward that
-lands meanwhile makes them cheaper. A group is bound to the cell that first
-works for it while its coefficients are unknown; a chain is bound to the cell that holds its keys and values.
-Deterministic: the order of events and of requests decides everything. Called by the scheduler.
+another of 1, 2, 4 or 5 to do after it, so that the way to the coordinator and back costs no time, while at least as
+many chains wait as there are cells: none that a cell will be free for sooner. 6 and 7 are never given ahead: a reward
+that lands meanwhile makes them cheaper. A group is bound to the cell that first works for it while its coefficients are
+unknown; a chain is bound to the cell that holds its keys and values. Deterministic: the order of events and of requests
+decides everything. Called by the scheduler.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from megathunder.config.root import Config
 from megathunder.errors import IllegalMove
@@ -37,8 +38,9 @@ from megathunder.schedule.lifecycle import State
 from megathunder.schedule.packing import PackLimits, pack
 from megathunder.schedule.plan import Pass, Planner
 from megathunder.schedule.state import Chain, Group
-from megathunder.types import BATCH, AccumulatorKey, Differentiate, Done, Fold, Score
+from megathunder.types import BATCH, AccumulatorKey, Differentiate, Done, Fold, FoldTerm, Score
 
+MakeFold = Callable[[Group, int], tuple[FoldItem, tuple[FoldTerm, ...]] | None]
 CERTAIN = ("direct", "group")
 """Lanes whose work no event can make cheaper."""
 
@@ -82,15 +84,17 @@ class Dispatcher:
     def next_work(self, cell: int) -> Differentiate | Fold | Score | None:
         """The next command for a free cell, or None (`refusal` says why)."""
         self.refusal = Idle.NO_WORK
-        fold = self._fold(cell)
-        if fold is not None:
+        if fold := self._fold(cell):
             return fold
         chosen = self._direct(cell)
         if chosen is None and (score := self._score(cell)):
             return score
-        chosen = chosen or self._grouped(cell, "group") or self._grouped(cell, "own") or self._forward(cell)
-        if chosen is None:
-            return None
+        chosen = chosen or self._grouped(cell, "group")
+        if not chosen and not self.gates.has_own_room(cell) and (fold := self._land(cell)):
+            return fold
+        chosen = chosen or self._grouped(cell, "own") or self._forward(cell)
+        if not chosen:
+            return self._land(cell)
         self.refusal = Idle.NO_WORK
         return self._differentiate(cell, *chosen)
 
@@ -104,12 +108,16 @@ class Dispatcher:
         return self._differentiate(cell, *chosen) if chosen else None
 
     def _fold(self, cell: int) -> Fold | None:
-        for group in self.gates.open_groups(cell) if self._folder else ():
-            due = self._folder.due(group, cell)
-            if due is not None:
-                item, terms = due
-                number = self._register(item)
-                return Fold(item=number, update=self._board.update, terms=terms, free=item.freed)
+        return self._first_fold(cell, self._folder.closing) if self._folder else None
+
+    def _land(self, cell: int) -> Fold | None:
+        return self._first_fold(cell, self._folder.landing) if self._folder else None
+
+    def _first_fold(self, cell: int, make: MakeFold) -> Fold | None:
+        for group in self.gates.open_groups(cell):
+            if made := make(group, cell):
+                item, terms = made
+                return Fold(item=self._register(item), update=self._board.update, terms=terms, free=item.freed)
         return None
 
     def _score(self, cell: int) -> Score | None:

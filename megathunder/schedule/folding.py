@@ -8,8 +8,9 @@
     SALT, all trajectories there       every own into the batch, in one fold, whose coefficients the learner reweighs
 
 Under exact sums a group is folded once, after all its trajectories and from its classes alone, so that every schedule
-rounds alike.
-Called by the dispatcher. A group with commands in flight that touch its accumulators is not folded yet.
+rounds alike. A landing frees an accumulator and costs a pass over it that the closure makes anyway: the dispatcher asks
+for one where nothing better is to do, or the accumulator is needed. A group with commands in flight that touch its
+accumulators is not folded yet. Called by the dispatcher.
 """
 
 from __future__ import annotations
@@ -26,31 +27,31 @@ class Folder:
     def __init__(self, objective: Grpo, *, once: bool) -> None:
         self._objective, self._once = objective, once
 
-    def due(self, group: Group, cell: int) -> tuple[FoldItem, tuple[FoldTerm, ...]] | None:
-        """The fold that this open group could make now."""
+    def closing(self, group: Group, cell: int) -> tuple[FoldItem, tuple[FoldTerm, ...]] | None:
+        """The fold that ends this open group, if it can be made now."""
         if not group.keys or group.in_flight:
             return None
         if group.worthless:
             return FoldItem(cell=cell, group=group, closing=True, freed=tuple(sorted(group.keys))), ()
-        owns = {k: group.attempts[k.slot] for k in sorted(group.keys) if k.kind == "own"}
-        kept = self._objective.own
+        owns, kept = _owns(group), self._objective.own
         once = self._once or kept
         waiting = once and (owns and not kept or any(not c.held for a in group.survivors for c in a.live_chains))
         if group.coefficients is None or waiting:
-            return self._landing(group, cell, owns)
+            return None
         lost = tuple(k for k, a in owns.items() if a.lost)
         rewards = {k.slot: a.reward for k, a in owns.items() if a.reward is not None}
         remaining = group.keys.difference(lost)
         closure = self._objective.close(remaining, group.values, rewards, group.coefficients)
         return FoldItem(cell=cell, group=group, closing=True, freed=closure.free + lost), closure.terms
 
-    def _landing(
-        self, group: Group, cell: int, owns: dict[AccumulatorKey, Attempt]
-    ) -> tuple[FoldItem, tuple[FoldTerm, ...]] | None:
+    def landing(self, group: Group, cell: int) -> tuple[FoldItem, tuple[FoldTerm, ...]] | None:
+        """The fold that frees the own accumulators of this open group whose rewards have come."""
+        if group.in_flight or group.worthless:
+            return None
         terms: list[FoldTerm] = []
         freed: list[AccumulatorKey] = []
         landed: list[tuple[Attempt, AccumulatorKey]] = []
-        for key, attempt in owns.items():
+        for key, attempt in _owns(group).items():
             if attempt.lost:
                 freed.append(key)
             elif attempt.reward is not None and not self._objective.own:
@@ -63,3 +64,7 @@ class Folder:
             return None
         item = FoldItem(cell=cell, group=group, closing=False, landed=tuple(landed), freed=tuple(freed))
         return item, tuple(terms)
+
+
+def _owns(group: Group) -> dict[AccumulatorKey, Attempt]:
+    return {key: group.attempts[key.slot] for key in sorted(group.keys) if key.kind == "own"}

@@ -148,6 +148,22 @@ def test_a_group_is_not_folded_while_work_for_its_accumulators_is_in_flight() ->
     assert isinstance(scheduler.next_work(0, 0.0), Fold)
 
 
+def test_a_reward_moves_a_trajectory_out_of_its_accumulator_where_the_cap_is_reached_or_nothing_else_is_to_do() -> None:
+    for cap, expected in ((1, ["own", "fold", "own"]), (2, ["own", "own", "fold"])):
+        streaming = StreamingConfig(content_ready=True, pack_rows=1, max_own_accumulators=cap)
+        scheduler = UpdateScheduler(Config(streaming=streaming), 0, 0, [3])
+        give(scheduler, rewarded(0, 0, 1.0)[:-1], rewarded(0, 1, 0.0)[:-1])
+        kinds = []
+        for _ in range(3):
+            command = scheduler.next_work(0, 0.0)
+            kinds.append("fold" if isinstance(command, Fold) else command.target.kind)
+            done(scheduler, command)
+            if len(kinds) == 1:
+                give(scheduler, rewarded(0, 0, 1.0)[-1:])
+        assert kinds == expected
+        assert scheduler.next_work(0, 0.0) is None
+
+
 def test_an_open_group_stays_on_its_cell_and_direct_work_goes_to_any() -> None:
     scheduler = UpdateScheduler(Config(), 0, 0, [3], cells=2)
     give(scheduler, rewarded(0, 0, 1.0))
