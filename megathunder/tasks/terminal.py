@@ -80,10 +80,10 @@ def task_folders(path: Path) -> list[Path]:
 def read_folder(folder: Path, max_turns: int) -> Task:
     """One task; raises UserError that says what of it cannot be used."""
     classic = (folder / "task.yaml").is_file()
-    settings = (
-        yaml.safe_load((folder / "task.yaml").read_text()) if classic else tomllib.loads(_read(folder, "task.toml"))
-    )
-    instruction = settings["instruction"] if classic else _read(folder, "instruction.md")
+    settings = _settings(folder, "task.yaml" if classic else "task.toml")
+    instruction = settings.get("instruction", "") if classic else _read(folder, "instruction.md")
+    if not isinstance(instruction, str) or not instruction.strip():
+        raise _unusable(folder, "the instruction is empty", "what is to be done, in words")
     build = folder if classic else folder / "environment"
     workdir, files = container_files(build)
     tests = tuple(_folder_files(folder / "tests", "tests"))
@@ -116,8 +116,13 @@ def reference(folder: Path) -> Reference | None:
 
 def read_weights(path: Path) -> tuple[tuple[str, float], ...]:
     """SETA's weights; they are positive and add up to 1."""
-    weights = json.loads(path.read_text())
-    if not weights or min(weights.values()) <= 0 or not math.isclose(sum(weights.values()), 1.0, abs_tol=1e-6):
+    weights = _settings(path.parent, path.name)
+    if (
+        not weights
+        or not all(isinstance(weight, int | float) for weight in weights.values())
+        or min(weights.values()) <= 0
+        or not math.isclose(sum(weights.values()), 1.0, abs_tol=1e-6)
+    ):
         raise _unusable(path.parent, f"weights.json is {weights}", "positive weights that add up to 1")
     return tuple(sorted((name, float(weight)) for name, weight in weights.items()))
 
@@ -171,6 +176,18 @@ def _file(path: Path, target: str) -> TaskFile:
         return TaskFile(path=target, content=path.read_text(), mode=0o755 if path.stat().st_mode & 0o111 else 0o644)
     except UnicodeDecodeError:
         raise _unusable(path.parent, f"{path.name} is not UTF-8 text", "text files") from None
+
+
+def _settings(folder: Path, name: str) -> dict[str, object]:
+    """The table that a TOML, YAML or JSON file of a task holds."""
+    readers = {".toml": tomllib.loads, ".yaml": yaml.safe_load, ".json": json.loads}
+    try:
+        table = readers[Path(name).suffix](_read(folder, name))
+    except (ValueError, yaml.YAMLError) as error:
+        raise _unusable(folder, f"{name} cannot be read: {str(error).splitlines()[0]}", "a well-formed file") from None
+    if not isinstance(table, dict):
+        raise _unusable(folder, f"{name} holds no table", "names with values")
+    return table
 
 
 def _read(folder: Path, name: str) -> str:

@@ -96,6 +96,18 @@ def test_a_container_that_must_be_built_is_refused_by_name(tmp_path):
         read_folder(tmp_path, 3)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "seen"),
+    [("task.toml", "a = [", "task.toml cannot be read"), ("task.yaml", "a: [", "task.yaml cannot be read")]
+    + [("task.yaml", "- a", "holds no table"), ("task.yaml", "x: 1", "instruction is empty")]
+    + [("task.toml", "", "instruction.md is missing")],
+)
+def test_a_task_whose_description_is_broken_is_named(tmp_path, name, text, seen):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=seen):
+        read_folder(tmp_path, 3)
+
+
 @pytest.mark.parametrize("weights", [{}, {"a": 0.5}, {"a": 1.5, "b": -0.5}])
 def test_weights_must_add_up_to_one(tmp_path, weights):
     (tmp_path / "weights.json").write_text(json.dumps(weights))
