@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import socket
 from importlib.util import find_spec
@@ -34,6 +35,28 @@ def the_sandbox_is_installed(config: Config) -> None:
             "sandbox.backend = 'bubblewrap', and no `bwrap` on PATH",
             expected="bubblewrap; commands of a policy never run on the bare host",
             remedy="bash tools/setup.sh, or apt-get install bubblewrap",
+        )
+
+
+def the_harness_is_there(config: Config) -> None:
+    """With `rollout.agent = "command"`: its program, and the scripts that its command line names."""
+    rollout = config.rollout
+    if rollout.agent != "command":
+        return
+    words = shlex.split(rollout.agent_command)
+    if not words:
+        raise ConfigError(
+            "rollout.agent = 'command' with no rollout.agent_command",
+            expected="the command line of an agent harness",
+            remedy="for example 'python examples/agents/mini_swe_agent.py', or set rollout.agent = 'builtin'",
+        )
+    missing = [] if words[0] == "python" or shutil.which(words[0]) else [words[0]]
+    missing += [word for word in words[1:] if word.endswith(".py") and not Path(word).is_file()]
+    if missing:
+        raise ConfigError(
+            f"rollout.agent_command names {', '.join(missing)}",
+            expected="programs and scripts that exist, seen from the folder the run is started in",
+            remedy="correct the name, or install the harness (pip install -e .[agents] for mini-swe-agent)",
         )
 
 

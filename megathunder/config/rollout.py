@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutConfig:
     """[rollout] the SGLang servers and the agent loop in front of them."""
 
+    agent: Literal["builtin", "command"] = "builtin"
+    """Who decides what is asked next: `builtin` (the loop of this package) or `command` (a harness that speaks OpenAI's
+    chat completions)."""
+    agent_command: str = ""
+    """The harness, one process a trajectory: a command line that finds OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL
+    in its environment ({base_url} and {model} may stand in it). It runs outside the sandbox and must run nothing there
+    that the policy says: commands go to /v1/session/exec."""
     urls: tuple[str, ...] = ()
     """Servers that already run; empty: this run starts its own."""
     servers: int = 1

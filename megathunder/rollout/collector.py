@@ -10,6 +10,7 @@ Infrastructure failures are retried inside a trajectory (`engine.py` repeats a r
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -17,10 +18,12 @@ from megathunder import tracing
 from megathunder.config.rollout import RolloutConfig
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import InfrastructureFailure
-from megathunder.rollout.agent import Episode, EpisodeSettings
+from megathunder.rollout.agent import Episode
 from megathunder.rollout.client import EngineClient
+from megathunder.rollout.endpoint import AgentEndpoint, HarnessEpisode
 from megathunder.rollout.engine import DeadlinePassed, Engine, EpisodeClock
 from megathunder.rollout.placement import Placer
+from megathunder.rollout.recording import EpisodeSettings, Recording
 from megathunder.rollout.supervisor import ServerPool
 from megathunder.rollout.workspace import Sandbox, Sandboxes, Workspace
 from megathunder.tasks import ChatFormat, Task
@@ -63,15 +66,19 @@ class Collector:
         self._engine = Engine(servers, self._client, config, placer)
         self._places = asyncio.Semaphore(config.max_concurrent)  # of all batches that run at once
         self._teacher = Engine(teacher, self._client, config) if teacher else None
+        self._endpoint = AgentEndpoint()
+        self._open = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Collector:
-        await self._client.__aenter__()
+        await self._open.enter_async_context(self._client)
+        if self._config.agent == "command":
+            await self._open.enter_async_context(self._endpoint)
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         for engine in filter(None, (self._engine, self._teacher)):
             await engine.close()
-        await self._client.__aexit__(None, None, None)
+        await self._open.aclose()
 
     async def collect(
         self,
@@ -149,7 +156,7 @@ class Collector:
             if scorer is not None:
                 scorer.begin(turn, token_ids)
 
-        episode = Episode(
+        recording = Recording(
             task,
             report.id,
             lane=report.lane,
@@ -159,6 +166,9 @@ class Collector:
             workspace=workspace,
             on_turn=on_turn,
         )
+        episode: Episode | HarnessEpisode = Episode(recording)
+        if self._config.agent == "command":
+            episode = HarnessEpisode(recording, self._endpoint, self._config.agent_command)
         trajectory: Trajectory = await episode.run()
         report.emit(TrajectoryCompleted(trajectory=trajectory, at_s=time.monotonic()))
         started_s = time.monotonic()

@@ -21,6 +21,7 @@ SETUP_S = 60.0  # for a task's own preparation
 
 class CommandResult(Protocol):
     output: str
+    exit_status: int
     notice: str
     wall_s: float
 

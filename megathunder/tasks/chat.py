@@ -1,19 +1,21 @@
 """How a task and a tool's output become tokens of the policy, and how the policy's text becomes an action.
 
-    context = prompt_ids(prompt) + action + observation_ids(output) + action + observation_ids(output) + ...
+    context = opening_ids(messages) + action + continuation_ids(messages) + action + continuation_ids(messages) + ...
 
-The wrapper of an observation is read off the tokenizer's own chat template once: the text that the template puts
-between the end-of-turn token of one assistant message and the first token of the next, around one tool message. Ids
-that were sampled are never re-tokenised; only prompts and observations pass through the tokenizer. Tool output that
-spells a special token is broken with a blank, so that no program can speak as the user or the assistant.
-Called by rollout/ (agent loop), evaluation/ and tasks.training. Refuses tokenizers without a usable chat template.
+A continuation is what the tokenizer's own chat template puts between the end-of-turn token of one assistant message and
+the first token of the next, around the new messages alone: they are rendered after a stand-in conversation, of which
+nothing is kept. So a template that edits its history (strips reasoning, trims, moves newlines) cannot change a token
+that is already there. `prompt_ids` and `observation_ids` are the two for one user and one tool message; the wrapper of
+an observation is read off once. Ids that were sampled are never re-tokenised; only messages of others pass through the
+tokenizer. Text that spells a special token is broken with a blank, so that no program speaks as user or assistant.
+Called by rollout/ (agent loop, endpoint), evaluation/ and tasks.training. Refuses tokenizers without a usable template.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from megathunder.errors import ConfigError
 from megathunder.tasks.task import Example
@@ -35,6 +37,13 @@ class ChatTokenizer(Protocol):
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = ...) -> str: ...
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **options: object) -> str: ...
+
+
+class Message(NamedTuple):
+    """One message of a conversation; `role` is what the template calls it."""
+
+    role: str
+    content: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +90,22 @@ class ChatFormat:
     def prompt_ids(self, prompt: str, *examples: Example) -> list[int]:
         """The tokens of a user message, after those of earlier questions and answers, and the opening of the first
         assistant turn."""
-        turns = [turn for e in examples for turn in (("user", e.question), ("assistant", e.answer))]
-        messages = [{"role": role, "content": self._harmless(text)} for role, text in (*turns, ("user", prompt))]
-        return self._encode(self._render(messages, add_generation_prompt=True))
+        turns = [turn for e in examples for turn in (Message("user", e.question), Message("assistant", e.answer))]
+        return self.opening_ids([*turns, Message("user", prompt)])
+
+    def opening_ids(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens of a whole conversation and the opening of the next assistant turn. Raises what the template
+        raises on roles it does not know."""
+        return self._encode(self._render(self._given(messages), add_generation_prompt=True))
+
+    def continuation_ids(self, messages: Sequence[Message], *, ended: bool = True) -> list[int]:
+        """The tokens after a sampled turn: the new messages and the opening of the next turn. A turn that was cut off
+        (not `ended`) is closed with the end token first."""
+        start = [Message("user", USER), Message("assistant", ACTION)]
+        whole = self._render([*map(Message._asdict, start), *self._given(messages)], add_generation_prompt=True)
+        _, _, rest = whole.partition(ACTION)
+        _, end, rest = rest.partition(self._tokenizer.eos_token)
+        return self._encode(rest if ended else end + rest)
 
     def observation_ids(self, output: str) -> list[int]:
         """The tokens after a sampled turn: the tool message (already cut) and the opening of the next turn."""
@@ -92,6 +114,9 @@ class ChatFormat:
     def action_text(self, token_ids: Sequence[int]) -> str:
         """The text of a sampled turn without its end token."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+    def _given(self, messages: Sequence[Message]) -> list[dict[str, str]]:
+        return [{"role": message.role, "content": self._harmless(message.content)} for message in messages]
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))

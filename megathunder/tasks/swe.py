@@ -40,6 +40,7 @@ PROMPT = (
     "{problem}\n\nThe repository is in {folder}. Reply with one shell command at a time; its output follows. Mend the "
     "sources, not the tests, then reply: submit done"
 )
+REQUEST = "{problem}\n\nThe repository is in {folder}. Mend the sources, not the tests."
 ONE_COMMIT = (
     "command -v git >/dev/null || exit 0; cd {folder} && git init -q --template= -b main && "
     "git -c core.logAllRefUpdates=false add -A && GIT_AUTHOR_DATE=2000-01-01T00:00:00Z "
@@ -155,6 +156,7 @@ def to_task(instance: Instance, folder: Path, max_turns: int) -> Task:
             files=as_files({p: t for p, t in tested.items() if is_protected(p)}),
         ),
         max_turns=max_turns,
+        request=REQUEST.format(problem=instance.problem_statement.strip(), folder=AGENT_FOLDER),
         setup=ONE_COMMIT.format(folder=AGENT_FOLDER),
     )
 

@@ -79,7 +79,8 @@ class Example(Wire):
 
 
 class Task(Wire):
-    """One task of a source. `id` is unique in its source; `kind` groups tasks in reports."""
+    """One task of a source. `id` is unique in its source; `kind` groups tasks in reports. `request` is the prompt
+    without the built-in agent's protocol, for a harness that brings its own (empty: the prompt has none)."""
 
     id: str
     kind: str
@@ -90,6 +91,7 @@ class Task(Wire):
     setup: str = ""  # a command that runs once before the policy's first
     folder: str = ""  # where the policy's commands start; empty: the work folder
     examples: tuple[Example, ...] = ()  # before `prompt`
+    request: str = ""
 
     @property
     def judges_what_is_left(self) -> bool:

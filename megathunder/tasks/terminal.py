@@ -101,6 +101,7 @@ def read_folder(folder: Path, max_turns: int) -> Task:
         files=tuple(files),
         grading=TerminalTests(folder=workdir.lstrip("/"), files=tests, command=command, weights=weights),
         max_turns=max_turns,
+        request=instruction.strip(),
         folder=workdir,
         setup=f"mkdir -p {' '.join(f'/work/{root}' for root in ROOTS)}",
     )

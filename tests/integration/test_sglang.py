@@ -227,7 +227,7 @@ class EchoSandboxes:
 
     async def exec(self, command: str, deadline_s: float) -> SimpleNamespace:
         await asyncio.sleep(0.05)
-        return SimpleNamespace(output=str(len(command)), notice="", wall_s=0.05)
+        return SimpleNamespace(output=str(len(command)), exit_status=0, notice="", wall_s=0.05)
 
     async def close(self) -> None:
         pass

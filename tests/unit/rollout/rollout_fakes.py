@@ -11,7 +11,11 @@ from types import SimpleNamespace
 from aiohttp import web
 
 from megathunder.config.rollout import RolloutConfig
+from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import InfrastructureFailure
+from megathunder.rollout.collector import Collector
+from megathunder.rollout.supervisor import ServerPool
+from megathunder.tasks import ExactAnswer, Message, Task
 from megathunder.types import ServerAddress
 
 Script = Callable[[dict], Awaitable[web.Response] | web.Response]
@@ -77,7 +81,7 @@ class FakeSandbox:
         if len(self.ran) in self.faults:
             raise InfrastructureFailure("the sandbox died")
         self.ran.append(command)
-        return SimpleNamespace(output=self.run(command), notice="", wall_s=0.01)
+        return SimpleNamespace(output=self.run(command), exit_status=0, notice="", wall_s=0.01)
 
     async def close(self) -> None:
         self.closed = True
@@ -106,6 +110,12 @@ class ByteChat:
     def observation_ids(self, output: str) -> list[int]:
         return [2, *output.encode(), 3]
 
+    def opening_ids(self, messages: list[Message]) -> list[int]:
+        return [1, *"|".join(m.content for m in messages).encode()]
+
+    def continuation_ids(self, messages: list[Message], *, ended: bool = True) -> list[int]:
+        return [*([] if ended else [0]), 2, *"|".join(m.content for m in messages).encode(), 3]
+
     def action_text(self, token_ids: tuple[int, ...]) -> str:
         return bytes(t for t in token_ids if t).decode()
 
@@ -118,3 +128,54 @@ def says(text: str, end: bool = True) -> list[int]:
 def settings(**changes: object) -> RolloutConfig:
     """Short limits, so that a failing test is a quick one."""
     return RolloutConfig(**{"request_timeout_s": 1.0, "startup_timeout_s": 3.0, "deadline_s": 5.0, **changes})
+
+
+TASK = Task(id="t", kind="k", prompt="go", files=(), grading=ExactAnswer(answer="42"), max_turns=3)
+
+
+async def exact(task, sandbox, answer_text, pool, budget_s):
+    return float(answer_text == task.grading.answer)
+
+
+def scripted(*turns):
+    """The k-th turn of every trajectory, told apart by the length of its context; an Exception is a 503."""
+
+    def script(body):
+        if body["sampling_params"]["max_new_tokens"] == 0:
+            start = body["logprob_start_len"]
+            listed = [[None if t == start else -2.0, i, None] for t, i in enumerate(body["input_ids"]) if t >= start]
+            return answer([], input_token_logprobs=listed)
+        return answer(turns[body["input_ids"].count(2)])  # 2 opens an observation
+
+    return script
+
+
+def collect(script, tmp_path, *, groups=((TASK,),), sandboxes=None, grade=exact, teacher=False, version=0, **changes):
+    """(events, sandboxes, request bodies)"""
+    sandboxes = sandboxes or FakeSandboxes()
+    config = settings(**changes)
+
+    async def main():
+        events = []
+        async with serving(script) as fake:
+            pool = ServerPool(config, tmp_path, folder=tmp_path, urls=(fake.address.url,))
+            await pool.start()
+            async with Collector(
+                config,
+                SandboxConfig(),
+                servers=pool,
+                sandboxes=sandboxes,
+                grade=grade,
+                chat=ByteChat(),
+                seed=1,
+                teacher=pool if teacher else None,
+            ) as collector:
+                await asyncio.wait_for(collector.collect(4, version, groups, events.append), 20)
+            await pool.close()
+            return events, sandboxes, fake.engine.bodies
+
+    return asyncio.run(main())
+
+
+def only(events, kind):
+    return [event for event in events if isinstance(event, kind)]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from aiohttp import web
-from rollout_fakes import ByteChat, FakeSandboxes, answer, says, serving, settings
+from rollout_fakes import TASK, ByteChat, FakeSandboxes, answer, collect, exact, only, says, scripted, serving, settings
 
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import InfrastructureFailure
@@ -14,7 +14,6 @@ from megathunder.rollout.agent import turn_seed
 from megathunder.rollout.collector import Collector
 from megathunder.rollout.supervisor import ServerPool
 from megathunder.sandbox import ExecResult
-from megathunder.tasks import ExactAnswer, Task
 from megathunder.types import (
     EndReason,
     Rewarded,
@@ -24,56 +23,6 @@ from megathunder.types import (
     TurnCompleted,
     TurnScored,
 )
-
-TASK = Task(id="t", kind="k", prompt="go", files=(), grading=ExactAnswer(answer="42"), max_turns=3)
-
-
-async def exact(task, sandbox, answer_text, pool, budget_s):
-    return float(answer_text == task.grading.answer)
-
-
-def scripted(*turns):
-    """The k-th turn of every trajectory, told apart by the length of its context; an Exception is a 503."""
-
-    def script(body):
-        if body["sampling_params"]["max_new_tokens"] == 0:
-            start = body["logprob_start_len"]
-            listed = [[None if t == start else -2.0, i, None] for t, i in enumerate(body["input_ids"]) if t >= start]
-            return answer([], input_token_logprobs=listed)
-        return answer(turns[body["input_ids"].count(2)])  # 2 opens an observation
-
-    return script
-
-
-def collect(script, tmp_path, *, groups=((TASK,),), sandboxes=None, grade=exact, teacher=False, version=0, **changes):
-    """(events, sandboxes, request bodies)"""
-    sandboxes = sandboxes or FakeSandboxes()
-    config = settings(**changes)
-
-    async def main():
-        events = []
-        async with serving(script) as fake:
-            pool = ServerPool(config, tmp_path, folder=tmp_path, urls=(fake.address.url,))
-            await pool.start()
-            async with Collector(
-                config,
-                SandboxConfig(),
-                servers=pool,
-                sandboxes=sandboxes,
-                grade=grade,
-                chat=ByteChat(),
-                seed=1,
-                teacher=pool if teacher else None,
-            ) as collector:
-                await asyncio.wait_for(collector.collect(4, version, groups, events.append), 20)
-            await pool.close()
-            return events, sandboxes, fake.engine.bodies
-
-    return asyncio.run(main())
-
-
-def only(events, kind):
-    return [event for event in events if isinstance(event, kind)]
 
 
 def test_a_row_is_the_exact_chain_of_sampled_and_encoded_tokens(tmp_path):

@@ -1,0 +1,12 @@
+"""An OpenAI-compatible endpoint in front of the rollout servers, behind which any agent harness can be trained.
+
+    harness --messages--> AgentEndpoint -> Session -> Conversation (which tokens are known) -> Recording -> Engine
+            --commands-->                          -> Recording -> Workspace (the sandbox)
+
+`HarnessEpisode` runs a harness for one trajectory, in the place of the built-in agent loop. Called by the collector.
+"""
+
+from megathunder.rollout.endpoint.episode import HarnessEpisode
+from megathunder.rollout.endpoint.server import AgentEndpoint
+
+__all__ = ["AgentEndpoint", "HarnessEpisode"]

@@ -1,0 +1,131 @@
+"""One trajectory by a harness: a process of its own, told where the policy is, ended when its session is.
+
+    start -> (requests, commands, ...) -> end(answer), exit, a limit, the deadline -> ended with all it started
+
+    it calls end                    ANSWERED (with an answer) or MALFORMED
+    it exits with status 0          ANSWERED with "" (its work lies in the sandbox), or the limit it ran into
+    it exits otherwise              the limit it ran into; without one it is a fault of the machinery
+    the time is used up             DEADLINE
+
+The harness is trusted code, like the servers, and runs here: outside the sandbox, where no command of the policy can
+read its memory, end it or speak in its place. What the policy says is executed only through the session, in the
+sandbox. It gets a cleared environment, a home that is removed afterwards, and dies with this process.
+Called by the collector. Raises InfrastructureFailure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+
+from megathunder.errors import InfrastructureFailure
+from megathunder.rollout.endpoint.server import AgentEndpoint
+from megathunder.rollout.endpoint.session import Session
+from megathunder.rollout.recording import Recording
+from megathunder.types import EndReason, Trajectory
+
+GUARD = Path(__file__).parents[1] / "guard.py"
+INHERITED = ("LANG", "LC_ALL", "TZ", "PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS")
+EXIT_S = 2.0  # from the end of a session to the harness's own exit
+MODEL = "policy"  # what harnesses call it
+WORDS_BYTES = 2000  # of its last output, for error messages
+
+
+class HarnessEpisode:
+    """One attempt. `answer` is what was submitted, if anything was, once `run` has returned."""
+
+    def __init__(self, recording: Recording, endpoint: AgentEndpoint, command: str) -> None:
+        self._recording, self._endpoint, self._command = recording, endpoint, command
+        self._session = Session(recording, MODEL)
+        self.answer: str | None = None
+
+    async def run(self) -> Trajectory:
+        """All tokens of the trajectory."""
+        key = self._endpoint.open(self._session)
+        try:
+            with tempfile.TemporaryDirectory(prefix="mt-harness-", ignore_cleanup_errors=True) as home:
+                reason = await self._until_end(key, Path(home))
+        finally:
+            self._endpoint.close(key)
+            self._recording.forget()
+        self.answer = self._session.answer
+        return self._recording.trajectory(reason)
+
+    async def _until_end(self, key: str, home: Path) -> EndReason:
+        session, said = self._session, home / "output"
+        with said.open("wb") as output:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-S", "-E", str(GUARD), str(os.getpid()), "-"),
+                *shlex.split(self._command.replace("{model}", session.model).replace("{base_url}", self._endpoint.url)),
+                env=environment(self._endpoint.url, key, session.model, home),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        try:
+            await self._wait(process)
+        finally:
+            await asyncio.shield(end_family(process))
+        if session.failure is not None:
+            raise session.failure
+        if session.reason is not None:
+            return session.reason
+        if self._recording.clock.remaining_s <= 0:
+            return EndReason.DEADLINE
+        if session.limit is not None:
+            return session.limit
+        if process.returncode:
+            words = said.read_bytes()[-WORDS_BYTES:].decode(errors="replace").strip()
+            raise InfrastructureFailure(f"the harness exited with status {process.returncode}: {words}")
+        session.answer = ""
+        return EndReason.ANSWERED
+
+    async def _wait(self, process: asyncio.subprocess.Process) -> None:
+        """Until the harness exits, its session is over (then a moment longer), or its time is used up."""
+        exited, over = asyncio.create_task(process.wait()), asyncio.create_task(self._session.over.wait())
+        try:
+            while not exited.done() and (left_s := self._recording.clock.remaining_s) > 0:  # which failures extend
+                await asyncio.wait((exited, over), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                if over.done():
+                    await asyncio.wait((exited,), timeout=EXIT_S)
+                    return
+        finally:
+            exited.cancel()
+            over.cancel()
+
+
+def environment(url: str, key: str, model: str, home: Path) -> dict[str, str]:
+    """All that a harness is told. `python` is this interpreter."""
+    kept = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+    return kept | {
+        "PATH": path,
+        "HOME": str(home),
+        "TMPDIR": str(home),
+        "OPENAI_BASE_URL": url,
+        "OPENAI_API_KEY": key,
+        "OPENAI_MODEL": model,
+        "NO_PROXY": "127.0.0.1",
+    }
+
+
+async def end_family(process: asyncio.subprocess.Process) -> None:
+    """End the harness and everything it started."""
+    family: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family = psutil.Process(process.pid).children(recursive=True)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for member in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    await process.wait()

@@ -1,0 +1,147 @@
+"""The HTTP side: one loopback address for all sessions of a run; the API key says which session a request is of.
+
+    Authorization: Bearer KEY, or /s/KEY before the path for a harness that cannot set a key
+
+A key is drawn for each session and means nothing once that is over. Nothing else listens here, and no key is written
+anywhere but into the environment of the harness it is for. Called by the collector.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Self, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from megathunder.rollout.endpoint.session import Session
+from megathunder.rollout.endpoint.wire import (
+    ChatRequest,
+    EndRequest,
+    ExecRequest,
+    Refused,
+    chunks,
+    completion,
+)
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+MAX_BODY_BYTES = 64 << 20
+HOST = "127.0.0.1"
+
+
+class AgentEndpoint:
+    """`async with AgentEndpoint() as endpoint:`; `url` ends in /v1."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, Session] = {}
+        self._runner: web.AppRunner | None = None
+        self._serial = itertools.count()
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[refusals])
+        for prefix in ("/v1", "/s/{key}/v1"):
+            app.router.add_get(f"{prefix}/models", self._models)
+            app.router.add_post(f"{prefix}/chat/completions", self._chat)
+            app.router.add_get(f"{prefix}/session", self._task)
+            app.router.add_post(f"{prefix}/session/exec", self._exec)
+            app.router.add_post(f"{prefix}/session/end", self._end)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, HOST, 0)
+        await site.start()
+        port = self._runner.addresses[0][1]
+        self.url = f"http://{HOST}:{port}/v1"
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._runner.cleanup()
+
+    def open(self, session: Session) -> str:
+        """The key of a new session."""
+        key = f"mt-{secrets.token_urlsafe(24)}"
+        self._sessions[key] = session
+        return key
+
+    def close(self, key: str) -> None:
+        """The key means nothing from here on."""
+        del self._sessions[key]
+
+    def _session(self, request: web.Request) -> Session:
+        key = request.match_info.get("key") or request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        session = self._sessions.get(key)
+        if session is None:
+            raise Refused(401, "invalid_api_key", "no open session has this key")
+        return session
+
+    async def _models(self, request: web.Request) -> web.Response:
+        model = {"id": self._session(request).model, "object": "model", "created": 0, "owned_by": "megathunder"}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        session = self._session(request)
+        body = await decoded(request, ChatRequest)
+        turn = await session.complete(body.checked(), body.most_tokens)
+        finish = "stop" if turn.ended else "length"
+        number = next(self._serial)
+        if body.stream:
+            response: web.StreamResponse = await stream(request, chunks(session.model, number, turn.text, finish))
+        else:
+            sampled = len(turn.generation.token_ids)
+            prompt = len(session.recording.row_ids) - sampled
+            response = web.json_response(completion(session.model, number, turn.text, finish, prompt, sampled))
+            await response.prepare(request)
+            await response.write_eof()
+        if request.transport is not None and not request.transport.is_closing():
+            session.delivered(turn)
+        return response
+
+    async def _task(self, request: web.Request) -> web.Response:
+        return encoded(self._session(request).task)
+
+    async def _exec(self, request: web.Request) -> web.Response:
+        session = self._session(request)
+        body = await decoded(request, ExecRequest)
+        return encoded(await session.execute(body.command, body.timeout_s))
+
+    async def _end(self, request: web.Request) -> web.Response:
+        session = self._session(request)
+        body = await decoded(request, EndRequest)
+        await session.end(body.answer, body.reason)
+        return web.json_response({})
+
+
+@web.middleware
+async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refused as OpenAI says it."""
+    try:
+        return await handler(request)
+    except Refused as refusal:
+        kind = "authentication_error" if refusal.status == 401 else "invalid_request_error"
+        error = {"message": refusal.message, "type": kind, "code": refusal.code, "param": None}
+        return web.json_response({"error": error}, status=refusal.status)
+
+
+async def decoded(request: web.Request, kind: type[Body]) -> Body:
+    try:
+        return msgspec.json.decode(await request.read(), type=kind)
+    except msgspec.DecodeError as error:
+        raise Refused(400, "invalid_request", str(error)) from error
+
+
+def encoded(answer: msgspec.Struct) -> web.Response:
+    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+
+
+async def stream(request: web.Request, events: list[dict[str, object]]) -> web.StreamResponse:
+    """Server-sent events, then [DONE]."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    for event in (*map(json.dumps, events), "[DONE]"):
+        await response.write(f"data: {event}\n\n".encode())
+    await response.write_eof()
+    return response

@@ -1,0 +1,264 @@
+"""The endpoint for agent harnesses: exact tokens, rows, limits, and what is refused. Harnesses are scripts, as real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+from rollout_fakes import TASK, ByteChat, FakeSandboxes, answer, collect, only, says, scripted
+
+from megathunder.rollout.endpoint.conversation import Conversation
+from megathunder.tasks import Message
+from megathunder.types import EndReason, Rewarded, Role, TrajectoryCompleted, TrajectoryLost, TurnCompleted
+
+CLIENT = """
+import json, os, sys, time, urllib.error, urllib.request
+BASE, KEY = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
+
+def call(path, body=None, key=KEY, raw=False):
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(BASE + path, data, headers)) as answer:
+            text = answer.read().decode()
+            return (200, text if raw else json.loads(text))
+    except urllib.error.HTTPError as error:
+        return (error.code, json.loads(error.read()))
+
+def say(messages, **more):
+    body = {"model": "policy", "messages": [{"role": r, "content": c} for r, c in messages], **more}
+    return call("/chat/completions", body)
+
+def text(messages, **more):
+    status, answer = say(messages, **more)
+    assert status == 200, answer
+    return answer["choices"][0]["message"]["content"]
+"""
+FINISH = 'call("/session/end", {"answer": "42"})\n'
+
+
+def harness(tmp_path: Path, script: str, turns=(), **settings):
+    """(events, what the script left in `result`, request bodies) of one trajectory by a harness."""
+    file, result = tmp_path / "harness.py", tmp_path / "result.json"
+    keep = f"def keep(value):\n    open({str(result)!r}, 'w').write(json.dumps(value))\n"
+    file.write_text(CLIENT + keep + script)
+    script_of = turns if callable(turns) else scripted(*turns)
+    command = f"{sys.executable} -S {file}"
+    events, sandboxes, bodies = collect(script_of, tmp_path, agent="command", agent_command=command, **settings)
+    left = json.loads(result.read_text()) if result.exists() else None
+    return events, left, bodies, sandboxes
+
+
+def done(events):
+    assert not only(events, TrajectoryLost), events[-1]
+    return only(events, TrajectoryCompleted)[0].trajectory
+
+
+TWO_TURNS = """
+first = [("user", "go")]
+a = text(first)
+shown = call("/session/exec", {"command": a})[1]["output"]
+b = text(first + [("assistant", a), ("user", shown)])
+keep([a, shown, b])
+"""
+
+
+def test_a_conversation_that_grows_is_one_row_of_exact_tokens_and_trains_as_the_built_in_loops_does(tmp_path):
+    events, left, bodies, _ = harness(tmp_path, TWO_TURNS + FINISH, [says("ls"), says("found")])
+    trajectory = done(events)
+    expected = [1, *b"go", *says("ls"), 2, *b"LS", 3, *says("found")]
+    (row,) = trajectory.rows
+    assert list(row.token_ids) == expected and bodies[1]["input_ids"] == expected[: -len(says("found"))]
+    assert list(row.loss_mask) == [0] * 3 + [1] * 3 + [0] * 4 + [1] * 6
+    assert row.policy_versions == (0,) * 9 and set(row.engine_logprobs) == {0.0, -1.0}
+    assert left == ["ls", "LS", "found"]
+    assert trajectory.end_reason is EndReason.ANSWERED and trajectory.turns == 2 and trajectory.tool_s == 0.01
+    assert only(events, Rewarded)[0].reward == 1.0
+    turns = only(events, TurnCompleted)
+    assert [t.turn for t in turns] == [0, 1] and [s for t in turns for s in t.segments] == list(row.segments)
+
+
+def test_sampled_ids_come_back_as_they_were_whatever_their_text_would_encode_to(tmp_path):
+    class Merging(ByteChat):
+        def action_text(self, token_ids):
+            return super().action_text(token_ids).replace("ab", "C")
+
+    chat = Conversation(Merging())
+    first = [Message("user", "go")]
+    chat.answered(first, "C", (1, *b"go", *b"ab", 0), ended=True)
+    pending = chat.place([*first, Message("assistant", "C"), Message("user", "x")])
+    assert pending.role is Role.OBSERVATION and pending.token_ids == (2, *b"x", 3)
+
+
+def test_edited_history_is_a_reset_and_an_earlier_turn_a_branch_and_both_share_the_reward(tmp_path):
+    script = TWO_TURNS + (
+        'text(first + [("assistant", a), ("user", "otherwise")])\n'  # from the first turn on
+        'text([("user", "in short: " + shown)])\n'  # forgets
+    )
+    turns = [says("ls"), says("found")]
+
+    def answers(body):
+        ids = body["input_ids"]
+        return answer(says("branch") if b"otherwise" in bytes(ids) else turns[ids.count(2)])
+
+    events, _, _, _ = harness(
+        tmp_path, script + FINISH, answers, groups=((msgspec.structs.replace(TASK, max_turns=5),),)
+    )
+    trajectory = done(events)
+    rows = [bytes(row.token_ids) for row in trajectory.rows]
+    assert rows[1] == b"\x01go" + b"ls\0" + b"\x02otherwise\x03" + b"branch\0"
+    assert rows[2] == b"\x01in short: LS" + b"ls\0"
+    assert [sum(row.loss_mask) for row in trajectory.rows] == [9, 7, 3]  # every sampled token is trained once
+    assert [(t.turn, t.row) for t in only(events, TurnCompleted)] == [(0, 0), (1, 0), (2, 1), (3, 2)]
+    assert only(events, Rewarded)[0].reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "code", "reason"),
+    [
+        ({}, 403, "max_turns", EndReason.MAX_TURNS),
+        ({"max_tokens": 9}, 400, "context_length_exceeded", EndReason.MAX_TOKENS),
+    ],
+)
+def test_a_limit_refuses_further_turns_and_is_the_reason(tmp_path, settings, status, code, reason):
+    script = """
+messages, statuses = [("user", "go")], []
+while True:
+    status, answer = say(messages)
+    if status != 200:
+        keep([status, answer["error"]["code"]])
+        break
+    messages += [("assistant", answer["choices"][0]["message"]["content"]), ("user", "x")]
+"""
+    events, left, _, _ = harness(tmp_path, script, [says("a")] * 9, **settings)
+    assert left == [status, code]
+    assert done(events).end_reason is reason and only(events, Rewarded)[0].reward == 0.0
+    assert done(events).turns == (3 if code == "max_turns" else 2)
+
+
+def test_a_turn_that_was_cut_off_is_closed_and_nothing_of_it_is_executed(tmp_path):
+    script = """
+status, answer = say([("user", "go")])
+finish = answer["choices"][0]["finish_reason"]
+refused = call("/session/exec", {"command": "rm -rf x"})
+text([("user", "go"), ("assistant", "rm"), ("user", "again")])
+keep([finish, refused[0], refused[1]["error"]["code"], call("/session/exec", {"command": "b"})[0]])
+"""
+    events, left, _, sandboxes = harness(tmp_path, script + FINISH, [says("rm", end=False), says("b")])
+    assert left == ["length", 409, "cut_off", 200]
+    assert [command for sandbox in sandboxes.leased for command in sandbox.ran] == ["b"]
+    row = done(events).rows[0]
+    assert bytes(row.token_ids) == b"\x01go" + b"rm" + b"\0\x02again\x03" + b"b\0"
+    assert list(row.loss_mask) == [0] * 3 + [1, 1] + [0] * 8 + [1, 1]  # the end token was not sampled
+
+
+def test_keys_models_streams_parts_and_what_is_refused(tmp_path):
+    script = """
+one = [{"role": "user", "content": "go"}]
+parts = [{"role": "user", "content": [{"type": "text", "text": "g"}, {"type": "text", "text": "o"}]}]
+image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+status = lambda path, body=None, key=KEY: call(path, body, key)[0]
+url, BASE = BASE, BASE.replace("/v1", "/s/" + KEY + "/v1")
+by_path = call("/models", key="")[1]["data"][0]["id"]
+BASE = url
+keep([
+    status("/models", key="wrong"), status("/chat/completions", {"messages": one}, key="wrong"), by_path,
+    [status("/chat/completions", {"messages": one, "max_tokens": 1, **more}) for more in
+     ({"tools": [{}]}, {"n": 2}, {"stop": ["x"]}, {"messages": []}, {"messages": image})],
+    status("/chat/completions", {"messages": one + [{"role": "assistant", "content": "a"}]}),
+    status("/session/end", {"reason": "won"}), status("/session")
+    , call("/session")[1]["request"],
+    call("/chat/completions", {"messages": parts, "stream": True}, raw=True)[1],
+])
+"""
+    events, left, bodies, _ = harness(tmp_path, script + FINISH, [says("ls")])
+    assert left[:3] == [401, 401, "policy"] and left[3] == [400] * 5
+    assert left[4:8] == [400, 400, 200, "go"]
+    lines = [line.removeprefix("data: ") for line in left[8].split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    chunks = [json.loads(line)["choices"][0] for line in lines[:-1]]
+    assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == "ls"
+    assert chunks[-1]["finish_reason"] == "stop" and len(bodies) == 1
+    assert done(events).turns == 1 and bytes(done(events).rows[0].token_ids) == b"\x01gols\0"
+
+
+def test_the_sampling_of_the_run_is_kept_and_fewer_tokens_may_be_asked_for(tmp_path):
+    script = 'text([("user", "go")], temperature=0.0, top_p=0.1, seed=3, max_tokens=5)\n'
+    _, _, bodies, _ = harness(tmp_path, script + FINISH, [says("ls")], temperature=0.7)
+    sampling = bodies[0]["sampling_params"]
+    assert sampling["max_new_tokens"] == 5 and sampling["temperature"] == 0.7 and sampling["top_p"] == 1.0
+
+
+def test_an_answer_that_did_not_arrive_is_given_again_and_not_sampled_again(tmp_path):
+    script = """
+import socket
+host, port = BASE.split("/")[2].split(":")
+body = json.dumps({"messages": [{"role": "user", "content": "go"}]})
+request = (f"POST /v1/chat/completions HTTP/1.1\\r\\nHost: x\\r\\nAuthorization: Bearer {KEY}\\r\\n"
+           f"Content-Length: {len(body)}\\r\\n\\r\\n{body}")
+with socket.create_connection((host, int(port))) as gone:
+    gone.sendall(request.encode())
+    time.sleep(0.1)
+keep([text([("user", "go")]), text([("user", "go")])])
+"""
+    seen = []
+
+    async def slow(body):
+        seen.append(body)
+        await asyncio.sleep(0.4)
+        return answer(says("abc"[len(seen) - 1]))
+
+    events, left, _, _ = harness(tmp_path, script + FINISH, slow)
+    assert left == ["a", "b"] and len(seen) == 2
+    assert [bytes(row.token_ids) for row in done(events).rows] == [b"\x01goa\0", b"\x01gob\0"]
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("text([('user', 'go')])\n", EndReason.ANSWERED),
+        ("text([('user', 'go')])\ncall('/session/end', {'reason': 'malformed'})\nsys.exit(3)\n", EndReason.MALFORMED),
+        ("time.sleep(60)\n", EndReason.DEADLINE),
+    ],
+)
+def test_every_end_of_a_harness_has_its_reason(tmp_path, script, reason):
+    started_s = time.monotonic()
+    events, _, _, sandboxes = harness(tmp_path, script, [says("ls")], deadline_s=1.5)
+    assert done(events).end_reason is reason and only(events, Rewarded)[0].reward == 0.0
+    assert time.monotonic() - started_s < 5 and all(sandbox.closed for sandbox in sandboxes.leased)
+
+
+def test_a_harness_that_breaks_is_a_fault_of_the_machinery_and_says_why(tmp_path):
+    events, _, _, _ = harness(tmp_path, "raise RuntimeError('no such template')\n")
+    lost = only(events, TrajectoryLost)[0].reason
+    assert "exited with status 1" in lost and "no such template" in lost and not only(events, Rewarded)
+
+
+def test_a_sandbox_that_cannot_be_replaced_loses_the_trajectory_of_a_harness_too(tmp_path):
+    sandboxes = FakeSandboxes(faults=({0}, {0}, {0}, {0}))
+    events, _, _, _ = harness(tmp_path, TWO_TURNS, [says("ls"), says("found")], sandboxes=sandboxes)
+    assert "the sandbox died" in only(events, TrajectoryLost)[0].reason
+
+
+def test_nothing_of_a_harness_outlives_its_trajectory(tmp_path):
+    script = """
+import subprocess
+child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+keep([child.pid, sorted(os.environ), os.environ["HOME"]])
+call("/session/end", {"answer": "42"})
+time.sleep(60)
+"""
+    started_s = time.monotonic()
+    events, (child, names, home), _, _ = harness(tmp_path, script)
+    assert time.monotonic() - started_s < 15 and only(events, Rewarded)[0].reward == 1.0
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    assert not Path(home).exists()
+    assert set(names) <= {"HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "NO_PROXY", "OMP_NUM_THREADS",
+                          "OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL", "PATH", "PYTHONPATH", "TMPDIR",
+                          "TZ"}  # fmt: skip
