@@ -34,6 +34,8 @@ setup(
     extras_require={
         "cpu": [*pinned("torch"), *pinned("engine"), MEGATRON],
         "gpu": [*pinned("torch"), SGLANG, MEGATRON, *pinned("gpu")],
+        "agents": [requirement for requirement in pinned("agents") if not requirement.startswith("mini-swe-agent")],
+        "docker": pinned("docker"),
         "parquet": pinned("parquet"),
         "test": pinned("test"),
         "wandb": pinned("wandb"),

@@ -86,7 +86,7 @@ if [ "$(cat .venv/.stamp 2>/dev/null)" != "$stamp $PWD" ]; then
     . .venv/bin/activate
     install -r requirements/torch.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"}
     install -r requirements/torch.txt -r requirements/base.txt -r requirements/engine.txt -r requirements/test.txt
-    install --no-deps -r requirements/engines.txt
+    install --no-deps -r requirements/engines.txt -r requirements/agents.txt -r requirements/docker.txt
     install --no-deps --no-build-isolation -e .
     echo "$stamp $PWD" >.venv/.stamp
     echo "setup: installed in $((SECONDS - started)) s"

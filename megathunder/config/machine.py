@@ -56,7 +56,7 @@ def the_harness_is_there(config: Config) -> None:
         raise ConfigError(
             f"rollout.agent_command names {', '.join(missing)}",
             expected="programs and scripts that exist, seen from the folder the run is started in",
-            remedy="correct the name, or install the harness (pip install -e .[agents] for mini-swe-agent)",
+            remedy="correct the name, or install the harness (tools/setup.sh has mini-swe-agent)",
         )
 
 
