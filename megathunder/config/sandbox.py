@@ -10,8 +10,20 @@ from typing import Literal
 class SandboxConfig:
     """[sandbox] isolation and limits of what a policy's commands may do."""
 
-    backend: Literal["bubblewrap"] = "bubblewrap"
-    """Isolation: `bubblewrap` (namespaces, capability drop, seccomp). Never falls back to the host."""
+    backend: Literal["bubblewrap", "docker", "remote"] = "bubblewrap"
+    """Isolation: `bubblewrap` (namespaces, capability drop, seccomp), `docker` (containers of a daemon), `remote`
+    (sandboxes of other machines, tools/serve_sandboxes.py). None takes another's place, and none falls back to the
+    host."""
+    urls: tuple[str, ...] = ()
+    """Sandbox servers that `remote` uses."""
+    api_key: str = ""
+    """Key of the sandbox servers."""
+    image: str = "python:3.11-bookworm"
+    """Image of `docker` for tasks that name none; needs bash, tar, coreutils and /usr/bin/python3."""
+    docker_host: str = ""
+    """Address of the Docker daemon; empty: DOCKER_HOST, or the usual socket."""
+    container_user: str = "1000:1000"
+    """Who commands run as in a container, as uid:gid; never 0."""
     command_timeout_s: float = 10.0
     """Wall-clock limit of one command."""
     cpu_s: int = 60
@@ -34,3 +46,6 @@ class SandboxConfig:
     """Sandboxes kept started and empty, so that an episode need not wait for one."""
     grading_budget_s: float = 10.0
     """Time the grader of one trajectory may take."""
+    lifetime_s: float = 900.0
+    """A leased sandbox is ended after this, whatever its holder does; at least the deadline of a trajectory and its
+    grading."""

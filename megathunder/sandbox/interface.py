@@ -42,7 +42,7 @@ class ExecResult:
 class Sandbox(Protocol):
     """One isolated work folder in which commands run one after the other."""
 
-    async def start(self, files: Iterable[TaskFile]) -> None:
+    async def start(self, files: Iterable[TaskFile] = ()) -> None:
         """Makes the sandbox ready with `files` in its work folder. Raises InfrastructureFailure."""
 
     async def exec(self, command: str, deadline_s: float) -> ExecResult:
@@ -55,4 +55,57 @@ class Sandbox(Protocol):
         """A regular file of the work folder, or None if there is none of at most `max_bytes`."""
 
     async def close(self) -> None:
-        """Ends every process and forgets the files; a second call does nothing."""
+        """Ends every process and forgets the files; a second call, or one after expiry, does nothing."""
+
+
+class Pool(Protocol):
+    """Where sandboxes come from: this process (`pool.py`) or other machines (`remote.py`)."""
+
+    async def start(self) -> None:
+        """Measures the isolation; raises IsolationError, with the remedy, where it does not hold."""
+
+    async def lease(self, files: Iterable[TaskFile] = (), image: str = "") -> Sandbox:
+        """A started, clean sandbox with `files`; `image` is what its task asks for, where there are images."""
+
+    async def close(self) -> None:
+        """Ends every sandbox. Idempotent."""
+
+    def leaks(self) -> list[str]:
+        """What is left of sandboxes outside a command, one line each; empty when all is well."""
+
+
+class Member(Sandbox, Protocol):
+    """A sandbox as its pool sees it."""
+
+    slot: int  # unique among the open ones of a pool
+    healthy: bool  # its answers are in step
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be given out."""
+
+    @property
+    def reusable(self) -> bool:
+        """Whether `clear` leaves nothing that the next episode could meet."""
+
+    async def clear(self) -> None:
+        """Ends what runs and empties what can be written; raises InfrastructureFailure if something is left."""
+
+
+class Backend(Protocol):
+    """What isolates: makes the members of one pool."""
+
+    async def probe(self) -> None:
+        """Measures the isolation; raises IsolationError."""
+
+    def make(self, slot: int, image: str) -> Member:
+        """A sandbox that is not started yet."""
+
+    def image_of(self, image: str) -> str:
+        """The image that a task's wish comes to: its own name, the default one, or "" where there are none."""
+
+    def leaks(self, slots: int) -> list[str]:
+        """See Pool.leaks; the pool's slots are 0 .. slots - 1."""
+
+    def close(self) -> None:
+        """Frees what the backend itself holds."""

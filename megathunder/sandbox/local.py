@@ -3,7 +3,7 @@
     request  op, length, payload   ->   answer  op, length, payload      (see supervisor.pl for the payloads)
 
 A lost connection or a missing answer is a fault of the machinery where the agent cannot reach the supervisor (own uid);
-in a user namespace it may be the agent's doing, so there it is the result `fault="died"`. Called by sandbox.pool.
+in a user namespace it may be the agent's doing, so there it is the result `fault="died"`. Called by sandbox.backends.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import InfrastructureFailure
 from megathunder.sandbox.bubblewrap import Identity, identity, spawn
 from megathunder.sandbox.interface import ExecResult
+from megathunder.sandbox.output import joined
 from megathunder.tasks import TaskFile
 
 GRACE_S = 10.0  # for an answer, beyond the limit that the supervisor itself keeps
@@ -43,6 +44,11 @@ class LocalSandbox:
         self._reader, self._writer = await asyncio.open_connection(sock=connection)
         self.healthy = True
         await self.upload(files)
+
+    @property
+    def reusable(self) -> bool:
+        """Whether no command can touch the supervisor that cleans."""
+        return self.identity.own_uid
 
     @property
     def alive(self) -> bool:
@@ -126,11 +132,3 @@ class LocalSandbox:
             except asyncio.CancelledError:
                 self.healthy = False  # an answer may be under way: the stream cannot be used again
                 raise
-
-
-def joined(output: bytes, head: int, dropped: int) -> str:
-    """Head and tail as text, with a line between them that says how much is missing."""
-    if not dropped:
-        return output.decode(errors="replace")
-    first, last = output[:head].decode(errors="replace"), output[head:].decode(errors="replace")
-    return f"{first}\n... {dropped} bytes dropped ...\n{last}"

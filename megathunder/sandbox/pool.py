@@ -2,34 +2,33 @@
 
     start() -> probe -> warm sandboxes;   lease(files) -> Leased -> close() -> cleaned and idle, or ended and replaced
 
-A sandbox is used again only where each has its own uid: then the supervisor, which no command can touch, kills what
-runs, empties every writable folder and says so. In a user namespace each episode gets a new one.
+A sandbox is used again only where its backend can clean it: under bubblewrap where each has its own uid, so that the
+supervisor, which no command can touch, kills what runs, empties every writable folder and says so. Elsewhere each
+episode gets a new one. A lease ends after `lifetime_s`, whatever its holder does.
 At most `max_open` are leased and `max_running` commands run at a time; more wait. Called by rollout/ and evaluation/.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterable
-from pathlib import Path
 
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import ConfigError, InfrastructureFailure
+from megathunder.sandbox.backends import build_backend
 from megathunder.sandbox.bubblewrap import UIDS_PER_PROCESS
-from megathunder.sandbox.interface import ExecResult
-from megathunder.sandbox.local import LocalSandbox
-from megathunder.sandbox.probe import probe
+from megathunder.sandbox.interface import Backend, ExecResult, Member
 from megathunder.tasks import TaskFile
 
 
 class Leased:
-    """A Sandbox that goes back to its pool when closed."""
+    """A Sandbox that goes back to its pool when closed, or is ended when its lifetime is over."""
 
-    def __init__(self, pool: SandboxPool, sandbox: LocalSandbox) -> None:
+    def __init__(self, pool: SandboxPool, sandbox: Member, lifetime_s: float) -> None:
         self._pool, self._sandbox, self._open = pool, sandbox, True
+        self._lifetime_s, self._expiry = lifetime_s, asyncio.create_task(self._expire())
 
-    async def start(self, files: Iterable[TaskFile]) -> None:
+    async def start(self, files: Iterable[TaskFile] = ()) -> None:
         await self.upload(files)
 
     async def exec(self, command: str, deadline_s: float) -> ExecResult:
@@ -45,18 +44,25 @@ class Leased:
     async def close(self) -> None:
         if self._open:
             self._open = False
+            self._expiry.cancel()
             await self._pool.give_back(self._sandbox)
 
-    def _lent(self) -> LocalSandbox:
+    async def _expire(self) -> None:
+        await asyncio.sleep(self._lifetime_s)
+        self._open = False
+        await self._pool.give_back(self._sandbox, expired=True)
+
+    def _lent(self) -> Member:
         if not self._open:
-            raise InfrastructureFailure(f"sandbox {self._sandbox.slot} was closed")
+            ending = f"is over (sandbox.lifetime_s = {self._lifetime_s:.0f})" if self._expiry.done() else "was closed"
+            raise InfrastructureFailure(f"sandbox {self._sandbox.slot} {ending}")
         return self._sandbox
 
 
 class SandboxPool:
     """The sandboxes of one process. Use from one event loop."""
 
-    def __init__(self, config: SandboxConfig) -> None:
+    def __init__(self, config: SandboxConfig, backend: Backend | None = None) -> None:
         slots = 2 * config.max_open + config.warm + 2
         if slots > UIDS_PER_PROCESS:
             raise ConfigError(
@@ -64,26 +70,28 @@ class SandboxPool:
                 expected=f"2 max_open + warm + 2 to be at most {UIDS_PER_PROCESS}, the uids of one process",
                 remedy="lower sandbox.max_open",
             )
-        self._config = config
+        self._config, self._slots = config, slots
+        self._backend = backend or build_backend(config)
         self.running = asyncio.Semaphore(config.max_running)
         self._places = asyncio.Semaphore(config.max_open)
-        self._idle: list[LocalSandbox] = []
-        self._lent: set[LocalSandbox] = set()
+        self._idle: list[Member] = []
+        self._lent: set[Member] = set()
         self._free_slots = list(reversed(range(slots)))
         self._warming: asyncio.Task[None] | None = None
         self._closed = False
 
     async def start(self) -> None:
         """Measures the isolation and warms up; raises IsolationError where it does not hold."""
-        await probe(self._config)
+        await self._backend.probe()
         await self._warm_up()
 
-    async def lease(self, files: Iterable[TaskFile] = ()) -> Leased:
+    async def lease(self, files: Iterable[TaskFile] = (), image: str = "") -> Leased:
         """A clean sandbox with `files`; waits while `max_open` are out. Raises InfrastructureFailure."""
         await self._places.acquire()
-        sandbox: LocalSandbox | None = None
+        sandbox: Member | None = None
+        usual = self._backend.image_of(image) == self._backend.image_of("")  # the warm ones have the default image
         try:
-            sandbox = await self._waiting() or await self._new()
+            sandbox = (usual and await self._waiting()) or await self._new(image)
             self._lent.add(sandbox)
             self._refill()
             await sandbox.upload(files)
@@ -93,12 +101,12 @@ class SandboxPool:
             else:
                 await self.give_back(sandbox)
             raise
-        return Leased(self, sandbox)
+        return Leased(self, sandbox, self._config.lifetime_s)
 
-    async def give_back(self, sandbox: LocalSandbox) -> None:
+    async def give_back(self, sandbox: Member, *, expired: bool = False) -> None:
         """Takes a leased sandbox back: cleaned if that is safe, ended otherwise."""
         try:
-            if sandbox.identity.own_uid and sandbox.healthy and not self._closed:
+            if sandbox.reusable and sandbox.healthy and not self._closed and not expired:
                 await sandbox.clear()
                 self._lent.discard(sandbox)
                 self._idle.append(sandbox)
@@ -120,28 +128,15 @@ class SandboxPool:
         await asyncio.gather(*(self._end(s) for s in [*self._idle, *self._lent]))
         for _ in range(100):
             if not self.leaks():
-                return
+                break
             await asyncio.sleep(0.02)
+        self._backend.close()
 
     def leaks(self) -> list[str]:
-        """Processes that run under a uid of this pool outside a command, one line each; empty when all is well."""
-        uids = {s.identity.uid for s in [*self._idle, *self._lent] if s.identity.own_uid} | self._ended_uids()
-        found = []
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                owner = os.stat(f"/proc/{pid}").st_uid
-                if owner in uids:
-                    name = Path(f"/proc/{pid}/comm").read_text().strip()
-                    found.append(f"pid {pid} of uid {owner}: {name}")
-            except OSError:
-                continue  # ended meanwhile
-        return found
+        """What is left of this pool's sandboxes outside a command, one line each; empty when all is well."""
+        return self._backend.leaks(self._slots)
 
-    def _ended_uids(self) -> set[int]:
-        owners = (LocalSandbox(self._config, slot).identity for slot in self._free_slots)
-        return {who.uid for who in owners if who.own_uid}
-
-    async def _waiting(self) -> LocalSandbox | None:
+    async def _waiting(self) -> Member | None:
         """An idle sandbox that still lives; one that died unused costs nobody a retry."""
         while self._idle:
             sandbox = self._idle.pop()
@@ -150,8 +145,8 @@ class SandboxPool:
             await self._end(sandbox)
         return None
 
-    async def _new(self) -> LocalSandbox:
-        sandbox = LocalSandbox(self._config, self._free_slots.pop())
+    async def _new(self, image: str = "") -> Member:
+        sandbox = self._backend.make(self._free_slots.pop(), image)
         try:
             await sandbox.start()
         except BaseException:
@@ -159,7 +154,7 @@ class SandboxPool:
             raise
         return sandbox
 
-    async def _end(self, sandbox: LocalSandbox) -> None:
+    async def _end(self, sandbox: Member) -> None:
         self._lent.discard(sandbox)
         if sandbox in self._idle:
             self._idle.remove(sandbox)
