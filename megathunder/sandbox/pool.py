@@ -25,7 +25,7 @@ class Leased:
     """A Sandbox that goes back to its pool when closed, or is ended when its lifetime is over."""
 
     def __init__(self, pool: SandboxPool, sandbox: Member, lifetime_s: float) -> None:
-        self._pool, self._sandbox, self._open = pool, sandbox, True
+        self._pool, self._sandbox, self._open, self._expired = pool, sandbox, True, False
         self._lifetime_s, self._expiry = lifetime_s, asyncio.create_task(self._expire())
 
     async def start(self, files: Iterable[TaskFile] = ()) -> None:
@@ -49,12 +49,12 @@ class Leased:
 
     async def _expire(self) -> None:
         await asyncio.sleep(self._lifetime_s)
-        self._open = False
+        self._open, self._expired = False, True
         await self._pool.give_back(self._sandbox, expired=True)
 
     def _lent(self) -> Member:
         if not self._open:
-            ending = f"is over (sandbox.lifetime_s = {self._lifetime_s:.0f})" if self._expiry.done() else "was closed"
+            ending = f"is over (sandbox.lifetime_s = {self._lifetime_s:.0f})" if self._expired else "was closed"
             raise InfrastructureFailure(f"sandbox {self._sandbox.slot} {ending}")
         return self._sandbox
 

@@ -90,7 +90,10 @@ class FakeDaemon:
                 found = [n for n, c in self.containers.items() if wanted in c.body["Labels"].items()]
                 return 200, [{"Id": name, "Status": "Up"} for name in found]
             case "GET", ["exec", name, "json"]:
-                code = self.execs[name].process.returncode  # known before its pipes are closed by whoever holds them
+                process = self.execs[
+                    name
+                ].process  # whose status is known before all who hold its pipes have closed them
+                code = None if process is None else process.returncode
                 return 200, {"Running": code is None, "ExitCode": 128 - code if code and code < 0 else code}
             case _, ["containers", name, *_] if name not in self.containers:
                 return 404, {"message": f"No such container: {name}"}
@@ -126,6 +129,8 @@ class FakeDaemon:
         os.close(write)
         with open(read) as info:
             container.pid = json.loads(await asyncio.to_thread(info.read))["child-pid"]
+        while b"bash" not in Path(f"/proc/{container.pid}/cmdline").read_bytes()[:16]:  # bwrap still sets it up
+            await asyncio.sleep(0.005)
 
     async def hijack(self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """The connection becomes standard input and, in frames, output of the process."""
