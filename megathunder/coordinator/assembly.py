@@ -74,7 +74,7 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
         source = build_source(config.tasks)
         monitor = open_monitor(config, folder, tokenizer.decode)
         stack.callback(monitor.close)
-        sandboxes = SandboxPool(config.sandbox)
+        sandboxes = open_pool(config.sandbox)
         stack.push_async_callback(_end_sandboxes, sandboxes, monitor)
         await sandboxes.start()
         servers, teacher = await _start_servers(config, folder, stack, on_restart)

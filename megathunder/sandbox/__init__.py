@@ -4,7 +4,8 @@ Called by rollout/ and evaluation/. Refuses to start where the isolation does no
 """
 
 from megathunder.sandbox.grading import grade
-from megathunder.sandbox.interface import ExecResult, Sandbox
+from megathunder.sandbox.interface import ExecResult, Pool, Sandbox
+from megathunder.sandbox.opening import open_pool
 from megathunder.sandbox.pool import SandboxPool
 
-__all__ = ["ExecResult", "Sandbox", "SandboxPool", "grade"]
+__all__ = ["ExecResult", "Pool", "Sandbox", "SandboxPool", "grade", "open_pool"]

@@ -7,8 +7,7 @@ Called by rollout/ and evaluation/. A grader that the machinery fails raises Inf
 
 from __future__ import annotations
 
-from megathunder.sandbox.interface import Sandbox
-from megathunder.sandbox.pool import SandboxPool
+from megathunder.sandbox.interface import Pool, Sandbox
 from megathunder.sandbox.verify import repository_reward, terminal_reward
 from megathunder.tasks import (
     BoxedAnswer,
@@ -24,7 +23,7 @@ from megathunder.tasks.boxed import boxed_reward
 MAX_TAKEN_BYTES = 1 << 20  # of one file of the agent
 
 
-async def grade(task: Task, sandbox: Sandbox, answer: str | None, pool: SandboxPool, budget_s: float) -> float:
+async def grade(task: Task, sandbox: Sandbox, answer: str | None, pool: Pool, budget_s: float) -> float:
     """A finite number, mostly 1.0 or 0.0. `answer` is what was submitted, None if nothing was: then the reward is 0,
     except for tasks that are judged by what is left in the sandbox.
 
@@ -46,7 +45,7 @@ async def grade(task: Task, sandbox: Sandbox, answer: str | None, pool: SandboxP
             return await run_check(check, sandbox, pool, budget_s)
 
 
-async def run_check(check: ProgramCheck, sandbox: Sandbox, pool: SandboxPool, budget_s: float) -> float:
+async def run_check(check: ProgramCheck, sandbox: Sandbox, pool: Pool, budget_s: float) -> float:
     """Runs the check's command on the agent's files in a clean sandbox."""
     taken = []
     for path in check.taken:
