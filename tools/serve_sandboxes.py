@@ -67,7 +67,10 @@ async def serve(config: Config, host: str, port: int) -> int:
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     pool = SandboxPool(config.sandbox)
     runner = web.AppRunner(
-        SandboxServer(pool, config.sandbox.api_key).app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0
+        SandboxServer(pool, config.sandbox.api_key).app,
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=1.0,
     )
     try:
         await pool.start()

@@ -12,7 +12,7 @@ _POSITIVE = """
     run.updates run.groups_per_update run.group_size run.evaluate_attempts run.keep_checkpoints run.stop_timeout_s
     tasks.size tasks.max_turns
     sandbox.command_timeout_s sandbox.cpu_s sandbox.processes sandbox.memory_mb sandbox.disk_mb sandbox.inodes
-    sandbox.output_bytes sandbox.max_running sandbox.max_open sandbox.grading_budget_s
+    sandbox.output_bytes sandbox.max_running sandbox.max_open sandbox.grading_budget_s sandbox.lifetime_s
     rollout.servers rollout.temperature rollout.top_p rollout.max_new_tokens rollout.max_tokens
     rollout.observation_characters rollout.max_concurrent rollout.deadline_s rollout.request_timeout_s
     rollout.startup_timeout_s rollout.max_total_tokens rollout.max_running_requests

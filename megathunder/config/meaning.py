@@ -10,6 +10,8 @@ from megathunder.config.tasks import check_kinds
 from megathunder.config.variant import Variant
 from megathunder.errors import ConfigError
 
+LEASE_GRACE_S = 30.0  # of a sandbox beyond what runs in it: waiting for places, copies
+
 
 def groups_carry_a_signal(config: Config) -> None:
     if config.objective == "grpo" and config.run.group_control == "fixed" and config.run.group_size < 2:
@@ -216,6 +218,19 @@ def the_batch_fits_the_tasks(config: Config) -> None:
             f"run.evaluate_every = {config.run.evaluate_every} with tasks.heldout = 0",
             expected="held-out tasks to evaluate on",
             remedy="set tasks.heldout = 64, or run.evaluate_every = 0",
+        )
+
+
+def sandboxes_outlive_their_trajectories(config: Config) -> None:
+    """A lease ends by itself after its lifetime: never while its trajectory may still run or be graded."""
+    sandbox = config.sandbox
+    needed_s = config.rollout.deadline_s + sandbox.grading_budget_s + LEASE_GRACE_S
+    if sandbox.lifetime_s < needed_s:
+        raise ConfigError(
+            f"sandbox.lifetime_s = {sandbox.lifetime_s:g} with rollout.deadline_s = {config.rollout.deadline_s:g} and "
+            f"sandbox.grading_budget_s = {sandbox.grading_budget_s:g}",
+            expected=f"at least their sum and {LEASE_GRACE_S:g} s for leases and copies",
+            remedy=f"set sandbox.lifetime_s = {needed_s:g} or more, or lower the deadline",
         )
 
 

@@ -46,6 +46,6 @@ class SandboxConfig:
     """Sandboxes kept started and empty, so that an episode need not wait for one."""
     grading_budget_s: float = 10.0
     """Time the grader of one trajectory may take."""
-    lifetime_s: float = 900.0
+    lifetime_s: float = 7200.0
     """A leased sandbox is ended after this, whatever its holder does; at least the deadline of a trajectory and its
     grading."""

@@ -31,7 +31,7 @@ from megathunder.coordinator.persistence import Persistence
 from megathunder.coordinator.replay import ReplayedSupply, read_recorded
 from megathunder.coordinator.sizing import GroupSizes
 from megathunder.coordinator.supply import NoServers, SampledSupply, Servers, Supply
-from megathunder.sandbox import SandboxPool, grade
+from megathunder.sandbox import Pool, grade, open_pool
 from megathunder.tasks import ChatFormat, build_source
 from megathunder.types import ServerAddress
 
@@ -152,7 +152,7 @@ async def _start_servers(
     return servers, pools[1] if len(pools) > 1 else None
 
 
-async def _end_sandboxes(sandboxes: SandboxPool, monitor: Monitor) -> None:
+async def _end_sandboxes(sandboxes: Pool, monitor: Monitor) -> None:
     await sandboxes.close()
     for leak in sandboxes.leaks():
         monitor.say(f"a sandbox left something behind: {leak}")

@@ -23,7 +23,7 @@ from megathunder.errors import ConfigError
 from megathunder.evaluation.attempts import Attempt, AttemptLog, Plan
 from megathunder.evaluation.runner import run_attempts
 from megathunder.rollout import Collector, ServerControl, ServerPool
-from megathunder.sandbox import SandboxPool, grade
+from megathunder.sandbox import grade, open_pool
 from megathunder.tasks import ChatFormat, Task
 
 EVERY = 10  # attempts between two lines of progress
@@ -78,7 +78,7 @@ async def open_session(config: Config, folder: Path, logs: Path) -> AsyncIterato
     from transformers import AutoTokenizer  # seconds to import
 
     async with contextlib.AsyncExitStack() as stack:
-        sandboxes = SandboxPool(config.sandbox)
+        sandboxes = open_pool(config.sandbox)
         stack.push_async_callback(sandboxes.close)
         await sandboxes.start()
         servers = ServerPool(config.rollout, folder, folder=logs)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from megathunder.sandbox import SandboxPool, grade
+from megathunder.sandbox import Pool, grade
 from megathunder.sandbox.verify import repository_outcomes
 from megathunder.tasks import RepositoryTests, Task
 from megathunder.tasks.swe import Instance, as_files, mended, sources_of, to_task
@@ -30,7 +30,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     pass_to_pass: tuple[str, ...] = ()
 
 
-async def validate_instance(instance: Instance, folder: Path, pool: SandboxPool, budget_s: float) -> Verdict:
+async def validate_instance(instance: Instance, folder: Path, pool: Pool, budget_s: float) -> Verdict:
     """Runs the tests before and after the reference fix."""
     task = to_task(instance, folder, max_turns=1)
     assert isinstance(task.grading, RepositoryTests)
@@ -58,7 +58,7 @@ async def validate_instance(instance: Instance, folder: Path, pool: SandboxPool,
 
 
 async def outcomes(
-    check: RepositoryTests, repository: Mapping[str, str], pool: SandboxPool, budget_s: float
+    check: RepositoryTests, repository: Mapping[str, str], pool: Pool, budget_s: float
 ) -> dict[str, str]:
     """{node id: outcome} of the check's tests on the sources of `repository`."""
     kept = set(sources_of(repository))
@@ -67,7 +67,7 @@ async def outcomes(
 
 
 async def validate_terminal(
-    task: Task, solution: Reference | None, pool: SandboxPool, budget_s: float, setup_s: float = 30.0
+    task: Task, solution: Reference | None, pool: Pool, budget_s: float, setup_s: float = 30.0
 ) -> Verdict:
     """Grades an agent that did nothing, and the reference solution."""
     if solution is None:
@@ -79,9 +79,9 @@ async def validate_terminal(
     return Verdict(reason="" if solved >= FULL else f"the reference solution earns {solved:g}")
 
 
-async def reward_after(task: Task, script: str, pool: SandboxPool, budget_s: float, setup_s: float) -> float:
+async def reward_after(task: Task, script: str, pool: Pool, budget_s: float, setup_s: float) -> float:
     """What `script` earns, run where the agent's commands run."""
-    sandbox = await pool.lease(task.files)
+    sandbox = await pool.lease(task.files, task.image)
     try:
         for command in (task.setup, f"cd {task.folder or '.'}; {script}"):
             if command:

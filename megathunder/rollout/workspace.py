@@ -37,7 +37,7 @@ class Sandbox(Protocol):
 class Sandboxes(Protocol):
     """What is used of sandbox.SandboxPool."""
 
-    async def lease(self, files: Sequence[TaskFile]) -> Sandbox: ...
+    async def lease(self, files: Sequence[TaskFile], image: str) -> Sandbox: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Workspace:
         """The sandbox in the state the recorded commands left."""
         while self.sandbox is None:
             try:
-                self.sandbox = await self._pool.lease(self._task.files)
+                self.sandbox = await self._pool.lease(self._task.files, self._task.image)
                 if self._task.setup:
                     await self.sandbox.exec(self._task.setup, SETUP_S)
                 await self._replay(self.sandbox)

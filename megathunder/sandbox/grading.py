@@ -7,7 +7,9 @@ Called by rollout/ and evaluation/. A grader that the machinery fails raises Inf
 
 from __future__ import annotations
 
-from megathunder.sandbox.interface import Pool, Sandbox
+from collections.abc import Iterable
+
+from megathunder.sandbox.interface import Leases, Sandbox
 from megathunder.sandbox.verify import repository_reward, terminal_reward
 from megathunder.tasks import (
     BoxedAnswer,
@@ -23,7 +25,7 @@ from megathunder.tasks.boxed import boxed_reward
 MAX_TAKEN_BYTES = 1 << 20  # of one file of the agent
 
 
-async def grade(task: Task, sandbox: Sandbox, answer: str | None, pool: Pool, budget_s: float) -> float:
+async def grade(task: Task, sandbox: Sandbox, answer: str | None, pool: Leases, budget_s: float) -> float:
     """A finite number, mostly 1.0 or 0.0. `answer` is what was submitted, None if nothing was: then the reward is 0,
     except for tasks that are judged by what is left in the sandbox.
 
@@ -32,6 +34,7 @@ async def grade(task: Task, sandbox: Sandbox, answer: str | None, pool: Pool, bu
     """
     if answer is None and not task.judges_what_is_left:
         return 0.0
+    pool = LeasesOfImage(pool, task.image)
     match task.grading:
         case ExactAnswer(answer=right):
             return float(answer.strip() == right.strip())
@@ -45,7 +48,17 @@ async def grade(task: Task, sandbox: Sandbox, answer: str | None, pool: Pool, bu
             return await run_check(check, sandbox, pool, budget_s)
 
 
-async def run_check(check: ProgramCheck, sandbox: Sandbox, pool: Pool, budget_s: float) -> float:
+class LeasesOfImage:
+    """Clean sandboxes of the image that the task asks for."""
+
+    def __init__(self, pool: Leases, image: str) -> None:
+        self._pool, self._image = pool, image
+
+    async def lease(self, files: Iterable[TaskFile] = (), image: str = "") -> Sandbox:
+        return await self._pool.lease(files, image or self._image)
+
+
+async def run_check(check: ProgramCheck, sandbox: Sandbox, pool: Leases, budget_s: float) -> float:
     """Runs the check's command on the agent's files in a clean sandbox."""
     taken = []
     for path in check.taken:

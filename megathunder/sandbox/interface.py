@@ -58,14 +58,18 @@ class Sandbox(Protocol):
         """Ends every process and forgets the files; a second call, or one after expiry, does nothing."""
 
 
-class Pool(Protocol):
+class Leases(Protocol):
+    """Gives out sandboxes."""
+
+    async def lease(self, files: Iterable[TaskFile] = (), image: str = "") -> Sandbox:
+        """A started, clean sandbox with `files`; `image` is what its task asks for, where there are images."""
+
+
+class Pool(Leases, Protocol):
     """Where sandboxes come from: this process (`pool.py`) or other machines (`remote.py`)."""
 
     async def start(self) -> None:
         """Measures the isolation; raises IsolationError, with the remedy, where it does not hold."""
-
-    async def lease(self, files: Iterable[TaskFile] = (), image: str = "") -> Sandbox:
-        """A started, clean sandbox with `files`; `image` is what its task asks for, where there are images."""
 
     async def close(self) -> None:
         """Ends every sandbox. Idempotent."""

@@ -8,6 +8,7 @@ Called by tools/serve_sandboxes.py.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
 from dataclasses import dataclass
@@ -29,10 +30,10 @@ class Entry:
 
 
 class SandboxServer:
-    """`app` answers for `pool`; an empty `api_key` asks for none."""
+    """`app` answers for `pool`, whose leases end after `lifetime_s`; an empty `api_key` asks for none."""
 
-    def __init__(self, pool: Pool, api_key: str) -> None:
-        self._pool, self._api_key = pool, api_key
+    def __init__(self, pool: Pool, *, api_key: str, lifetime_s: float) -> None:
+        self._pool, self._api_key, self._lifetime_s = pool, api_key, lifetime_s
         self._leases: dict[str, Entry] = {}
         self.app = web.Application(client_max_size=MAX_BODY_BYTES)
         self.app.router.add_post("/sandbox", self._answer)
@@ -59,6 +60,7 @@ class SandboxServer:
                 sandbox = await self._pool.lease(wire.unpacked(asked.files), asked.image)
                 name = secrets.token_urlsafe(12)
                 self._leases[name] = Entry(client=asked.client, sandbox=sandbox)
+                asyncio.get_running_loop().call_later(self._lifetime_s, self._leases.pop, name, None)
                 return wire.Leased(lease=name)
             case wire.Exec():
                 sandbox = self._leases[asked.lease].sandbox

@@ -19,7 +19,7 @@ from importlib.resources import files
 
 from megathunder.errors import InfrastructureFailure
 from megathunder.sandbox.bubblewrap import PYTEST_FOLDER
-from megathunder.sandbox.interface import ExecResult, Pool, Sandbox
+from megathunder.sandbox.interface import ExecResult, Leases, Sandbox
 from megathunder.sandbox.taking import take_folder
 from megathunder.tasks import RepositoryTests, TaskFile, TerminalTests
 from megathunder.tasks.protected import decides_tests, is_protected
@@ -37,7 +37,7 @@ def runner() -> TaskFile:
     return TaskFile(path=f"{GRADING_FOLDER}/run_tests.py", content=text, mode=0o444)
 
 
-async def repository_reward(check: RepositoryTests, sandbox: Sandbox, pool: Pool, budget_s: float) -> float:
+async def repository_reward(check: RepositoryTests, sandbox: Sandbox, pool: Leases, budget_s: float) -> float:
     """1.0 if every named test passes, else 0.0. Closes `sandbox`."""
     taken = await take_folder(sandbox, "")
     await sandbox.close()
@@ -47,9 +47,7 @@ async def repository_reward(check: RepositoryTests, sandbox: Sandbox, pool: Pool
     return await tests_reward(check, sources, pool, budget_s)
 
 
-async def tests_reward(
-    check: RepositoryTests, sources: Iterable[TaskFile], pool: Pool, budget_s: float
-) -> float:
+async def tests_reward(check: RepositoryTests, sources: Iterable[TaskFile], pool: Leases, budget_s: float) -> float:
     """The same for given sources."""
     wanted = {*check.fail_to_pass, *check.pass_to_pass}
     outcomes = await repository_outcomes(check, sources, pool, budget_s)
@@ -57,7 +55,7 @@ async def tests_reward(
 
 
 async def repository_outcomes(
-    check: RepositoryTests, sources: Iterable[TaskFile], pool: Pool, budget_s: float
+    check: RepositoryTests, sources: Iterable[TaskFile], pool: Leases, budget_s: float
 ) -> dict[str, str]:
     """{node id: outcome} of the files that the named tests lie in; of all test files if none is named."""
     names = {name.partition("::")[0] for name in (*check.fail_to_pass, *check.pass_to_pass)}
@@ -71,7 +69,7 @@ async def repository_outcomes(
         await clean.close()
 
 
-async def terminal_reward(check: TerminalTests, sandbox: Sandbox, pool: Pool, budget_s: float) -> float:
+async def terminal_reward(check: TerminalTests, sandbox: Sandbox, pool: Leases, budget_s: float) -> float:
     """A finite reward. Closes `sandbox`."""
     taken = await take_folder(sandbox, check.folder)
     await sandbox.close()

@@ -157,6 +157,7 @@ def to_task(instance: Instance, folder: Path, max_turns: int) -> Task:
         ),
         max_turns=max_turns,
         request=REQUEST.format(problem=instance.problem_statement.strip(), folder=AGENT_FOLDER),
+        image=instance.image_name,
         setup=ONE_COMMIT.format(folder=AGENT_FOLDER),
     )
 

@@ -92,6 +92,7 @@ class Task(Wire):
     folder: str = ""  # where the policy's commands start; empty: the work folder
     examples: tuple[Example, ...] = ()  # before `prompt`
     request: str = ""
+    image: str = ""  # of a container, where sandboxes are containers; empty: the usual one
 
     @property
     def judges_what_is_left(self) -> bool:

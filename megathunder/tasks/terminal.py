@@ -102,6 +102,7 @@ def read_folder(folder: Path, max_turns: int) -> Task:
         grading=TerminalTests(folder=workdir.lstrip("/"), files=tests, command=command, weights=weights),
         max_turns=max_turns,
         request=instruction.strip(),
+        image=str(settings.get("environment", {}).get("docker_image", "")),
         folder=workdir,
         setup=f"mkdir -p {' '.join(f'/work/{root}' for root in ROOTS)}",
     )

@@ -222,7 +222,7 @@ class NumberChat:
 class EchoSandboxes:
     """A sandbox that takes a moment and shows the length of the command."""
 
-    async def lease(self, files: object) -> EchoSandboxes:
+    async def lease(self, files: object, image: str) -> EchoSandboxes:
         return self
 
     async def exec(self, command: str, deadline_s: float) -> SimpleNamespace:

@@ -77,6 +77,20 @@ REFUSED: list[tuple[dict[str, object], str, str]] = [
     ({"learner__cpu_cores": (4096,)}, "learner.cpu_cores", "cpu_cores = []"),
     ({"learner__device": "gpu"}, "'gpu'", "auto"),
     ({"rollout__host": "0.0.0.0"}, "no rollout.api_key", "127.0.0.1"),
+    ({"rollout__agent": "command"}, "no rollout.agent_command", "mini_swe_agent.py"),
+    (
+        {"rollout__agent": "command", "rollout__agent_command": "python nowhere.py"},
+        "agent_command names nowhere.py",
+        "correct the name",
+    ),
+    ({"sandbox__lifetime_s": 100.0}, "lifetime_s = 100 with rollout.deadline_s = 120", "160"),
+    ({"sandbox__backend": "remote"}, "no sandbox.urls", "serve_sandboxes.py"),
+    (
+        {"sandbox__backend": "remote", "sandbox__urls": ("http://192.0.2.1:7070",)},
+        "192.0.2.1:7070 with no sandbox.api_key",
+        "sandbox.api_key",
+    ),
+    ({"sandbox__backend": "docker", "sandbox__container_user": "0:0"}, "container_user = '0:0'", "1000:1000"),
     ({"publish__min_servers": 2}, "min_servers = 2", "rollout.servers = 2"),
     ({"publish__lora": "adapter"}, "learner.lora_rank = 0", "publish.lora = 'merged'"),
     (

@@ -93,7 +93,7 @@ class FakeSandboxes:
     def __init__(self, run: Callable[[str], str] = str.upper, faults: tuple[set[int], ...] = ()) -> None:
         self.run, self.faults, self.leased = run, list(faults), []
 
-    async def lease(self, files: object) -> FakeSandbox:
+    async def lease(self, files: object, image: str = "") -> FakeSandbox:
         faults = self.faults[len(self.leased)] if len(self.leased) < len(self.faults) else set()
         self.leased.append(FakeSandbox(self.run, faults))
         return self.leased[-1]

@@ -64,7 +64,7 @@ def test_a_row_never_exceeds_max_tokens_and_never_ends_in_an_observation(tmp_pat
 
 def test_the_policy_is_told_that_a_limit_ended_its_command_however_much_it_printed(tmp_path):
     class Stopped(FakeSandboxes):
-        async def lease(self, files):
+        async def lease(self, files, image):
             sandbox = await super().lease(files)
             whole = sandbox.exec
 
