@@ -66,12 +66,8 @@ async def serve(config: Config, host: str, port: int) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     pool = SandboxPool(config.sandbox)
-    runner = web.AppRunner(
-        SandboxServer(pool, config.sandbox.api_key).app,
-        access_log=None,
-        handler_cancellation=True,
-        shutdown_timeout=1.0,
-    )
+    server = SandboxServer(pool, api_key=config.sandbox.api_key, lifetime_s=config.sandbox.lifetime_s)
+    runner = web.AppRunner(server.app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
     try:
         await pool.start()
         await runner.setup()

@@ -50,7 +50,8 @@ say() { echo "$1=$2"; }
 say uid "$(id -u)"
 grep -E '^(CapPrm|CapEff|CapBnd|CapInh|NoNewPrivs):' /proc/self/status | tr -d '\\t ' | tr : =
 say interfaces "$(ls /sys/class/net 2>/dev/null | grep -vc '^lo$')"
-say writable "$(find / -xdev -type d -writable -printf '%D %p\\n' 2>/dev/null | grep "^$(stat -c %d /) " | head -3 | tr '\\n' ' ')"
+here="$(stat -c %d /)"  # folders that are mounted are not the image's
+say writable "$(find / -xdev -type d -writable -printf '%D %p\\n' 2>/dev/null | grep "^$here " | head -3 | tr '\\n' ' ')"
 say sockets "$(find / -xdev -name docker.sock 2>/dev/null | wc -l)"
 say work_kb "$(df -k --output=size /work | tail -1 | tr -d ' ')"
 """
@@ -92,7 +93,7 @@ class DockerBackend:
             await self.call(lambda: self.client.ping())
         except InfrastructureFailure as failure:
             raise IsolationError(
-                f"no Docker daemon answers at {self.config.docker_host or 'DOCKER_HOST or the usual socket'}: {failure}",
+                f"no Docker daemon at {self.config.docker_host or 'DOCKER_HOST or the usual socket'}: {failure}",
                 expected="a running daemon; commands of a policy never run on the bare host",
                 remedy="start dockerd, set sandbox.docker_host, or set sandbox.backend = 'bubblewrap'",
             ) from failure

@@ -2,9 +2,9 @@
 
     lease -> the server with the fewest of ours that answers     exec, upload, download, close -> that server
 
-Whatever isolates there was measured there before the server answered; here nothing is run. A server that is not reached
-is a fault of the machinery, and the next lease goes elsewhere; its leases end by their lifetimes. Called by rollout/ and
-evaluation/. Refuses to start while a server is not reached or does not take the key.
+Whatever isolates there was measured there before the server answered; here nothing is run. A server that is not
+reached is a fault of the machinery, and the next lease goes elsewhere; its leases end by their lifetimes. Called by
+rollout/ and evaluation/. Refuses to start while a server is not reached or does not take the key.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class FakeDaemon:
         container = self.containers[name]
         container.process = await asyncio.create_subprocess_exec(*line, pass_fds=(write,), env={"PATH": os.defpath})
         os.close(write)
-        with open(read) as info:
+        with os.fdopen(read) as info:
             container.pid = json.loads(await asyncio.to_thread(info.read))["child-pid"]
         while b"bash" not in Path(f"/proc/{container.pid}/cmdline").read_bytes()[:16]:  # bwrap still sets it up
             await asyncio.sleep(0.005)

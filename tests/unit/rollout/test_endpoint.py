@@ -1,4 +1,4 @@
-"""The endpoint for agent harnesses: exact tokens, rows, limits, and what is refused. Harnesses are scripts, as real ones."""
+"""The endpoint for agent harnesses: exact tokens, rows, limits, and what is refused. The harnesses are scripts."""
 
 from __future__ import annotations
 
