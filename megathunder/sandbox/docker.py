@@ -50,8 +50,8 @@ say() { echo "$1=$2"; }
 say uid "$(id -u)"
 grep -E '^(CapPrm|CapEff|CapBnd|CapInh|NoNewPrivs):' /proc/self/status | tr -d '\\t ' | tr : =
 say interfaces "$(ls /sys/class/net 2>/dev/null | grep -vc '^lo$')"
-here="$(stat -c %d /)"  # folders that are mounted are not the image's
-say writable "$(find / -xdev -type d -writable -printf '%D %p\\n' 2>/dev/null | grep "^$here " | head -3 | tr '\\n' ' ')"
+own="$(stat -c %d /)"  # folders that are mounted are not the image's
+say writable "$(find / -xdev -type d -writable -printf '%D %p\\n' 2>/dev/null | grep "^$own " | head -2 | tr '\\n' ' ')"
 say sockets "$(find / -xdev -name docker.sock 2>/dev/null | wc -l)"
 say work_kb "$(df -k --output=size /work | tail -1 | tr -d ' ')"
 """

@@ -1,53 +1,107 @@
-"""Runs pytest inside a sandbox and reports each test's outcome on a line that only this process can write.
+"""Runs pytest inside a sandbox and reports each test's outcome on a line that the code under test cannot write.
 
-    /usr/bin/python3 -I run_tests.py JOB        JOB: JSON {secret, packages, root, import_from, files}
-    last line of the output                     "<secret> {"node id": "passed" | "failed", ...}"
+    /usr/bin/python3 -I run_tests.py JOB        JOB: JSON {secret, packages, root, import_from, files, controls}
+    last line of the output                     "<secret> [["node id", "passed" | "failed"], ...]"
 
-The job file is gone, and this process not readable by others, before any code of the agent runs. pytest comes from a
-read-only folder and precedes everything; the agent's folders come last on the path, so no file of theirs shadows a
-module. Outcomes are kept here, not read from a log: printed result lines mean nothing. Code under test runs in this
-process, as in every pytest run: a module that goes looking for this file's own variables is not stopped.
+Two processes. The judge (this file, started first) has the secret, imports nothing of the agent and cannot be read by
+others; it starts the runner, which never has the secret, and takes one record for each test from a pipe as it ends. The
+worst record of a test counts, so nothing that is said later mends a failure. The job file is gone before any code of
+the agent runs; pytest comes from a read-only folder and precedes everything, and the agent's folders come last on the
+path, so no file of theirs shadows a module.
+
+Code under test runs in the runner, as in every pytest run, and may look into it and change it. So `controls` are tests
+that must fail: they run last, under the names of real tests. Whoever turns failures into passes turns theirs, and a
+stream of records without theirs is no result. A module written against this very file could still forge both.
 Called by sandbox.verify, as a file inside the sandbox; stands on its own.
 """
 
 import ctypes
 import json
 import os
+import random
+import subprocess
 import sys
 
 PR_SET_DUMPABLE = 4
 
 
 def main(job_file: str) -> None:
-    """See the module docstring."""
+    """The judge: see the module docstring."""
     with open(job_file) as file:
         job = json.load(file)
     os.unlink(job_file)
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    secret, write, report = job.pop("secret"), os.write, json.dumps
-    out = os.dup(1)
+    secret, controls = job.pop("secret"), set(job["controls"])
+    reader, writer = os.pipe()
+    line = [sys.executable, "-I", "-B", os.path.abspath(__file__), "--run", str(writer)]
+    runner = subprocess.Popen(line, stdin=subprocess.PIPE, pass_fds=(writer,))
+    os.close(writer)
+    runner.stdin.write(json.dumps(job).encode())
+    runner.stdin.close()
+    outcomes, failed = {}, set()
+    with open(reader, errors="replace") as records:
+        for record in records:
+            try:
+                name, outcome = json.loads(record)
+            except ValueError:
+                continue
+            if name in controls:
+                failed.add((name, outcome))
+            elif outcomes.get(name) != "failed":
+                outcomes[name] = outcome
+    ended = runner.wait() == 0 and failed == {(name, "failed") for name in controls}
+    if ended:
+        sys.stdout.flush()
+        os.write(1, f"\n{secret} {json.dumps(list(outcomes.items()))}\n".encode())
+    os._exit(0 if ended else 1)
+
+
+def run(writer: int) -> None:
+    """The runner: pytest, one record a test."""
+    job = json.load(sys.stdin)
+    os.set_inheritable(writer, False)
     sys.path[:0] = [job["packages"]]
     sys.path += job["import_from"]
     import pytest
 
-    outcomes: dict[str, str] = {}
+    write, dumps, choice, names = os.write, json.dumps, random.choice, {}
+    Function, Module = pytest.Function, pytest.Module
 
-    class Outcomes:
-        """Keeps the worst of set-up, call and tear-down."""
+    def unsound(**_: object) -> None:
+        raise AssertionError
+
+    class Records:
+        """Keeps the worst of set-up, call and tear-down of the test that runs."""
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_modifyitems(self, items: list) -> None:
+            models = [item for item in items if item.getparent(Module)]
+            for control in job["controls"] if models else ():
+                model = choice(models)
+                twin = Function.from_parent(model.getparent(Module), name=model.name, callobj=unsound)
+                names[twin] = control
+                items.append(twin)
+
+        @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+        def pytest_runtest_protocol(self, item: object) -> object:
+            self.outcome = None
+            yield
+            name = names.get(item, getattr(item, "nodeid", ""))
+            write(writer, f"{dumps([name, self.outcome or 'failed'])}\n".encode())
 
         def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
             good = report.passed and not hasattr(report, "wasxfail")
             if report.when == "call" or not good:
-                worse = outcomes.get(report.nodeid) == "failed"
-                outcomes[report.nodeid] = "passed" if good and not worse else "failed"
+                self.outcome = "passed" if good and self.outcome != "failed" else "failed"
 
-    line = ["-q", "-x" if job.get("first") else "-q", "-p", "no:cacheprovider", "--rootdir", job["root"]]
-    line += ["--import-mode=append", "-o", "pythonpath=", "-o", "addopts=", *job["files"]]
-    pytest.main(line, plugins=[Outcomes()])
+    line = ["-q", "-p", "no:cacheprovider", "--rootdir", job["root"], "--import-mode=append"]
+    collected = pytest.main([*line, "-o", "pythonpath=", "-o", "addopts=", *job["files"]], plugins=[Records()])
+    if not names:
+        for control in job["controls"]:  # there was no test that they could stand beside
+            write(writer, f"{dumps([control, 'failed'])}\n".encode())
     sys.stdout.flush()
-    write(out, f"\n{secret} {report(outcomes)}\n".encode())
-    os._exit(0)
+    os._exit(0 if collected in (0, 1, 2, 5) else 1)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    run(int(sys.argv[2])) if sys.argv[1] == "--run" else main(sys.argv[1])

@@ -27,6 +27,7 @@ from megathunder.tasks.protected import decides_tests, is_protected
 GRADING_FOLDER = "/tmp/grading"
 REWARD_FOLDER = "/logs/verifier"
 MAX_REWARD_BYTES = 65536
+CONTROLS = 3  # tests that must fail, in each run
 SAFE = "PYTHONSAFEPATH=1 PYTHONNOUSERSITE=1"
 
 
@@ -130,6 +131,7 @@ async def run_pytest(clean: Sandbox, *, root: str, test_files: list[str], budget
         "root": root,
         "import_from": [root, f"{root}/src"],
         "files": test_files,
+        "controls": [secrets.token_hex(8) for _ in range(CONTROLS)],
     }
     await clean.upload([runner(), TaskFile(path=f"{GRADING_FOLDER}/job.json", content=json.dumps(job), mode=0o600)])
     command = f"cd {GRADING_FOLDER} && exec /usr/bin/python3 -I -B run_tests.py job.json"
@@ -137,8 +139,7 @@ async def run_pytest(clean: Sandbox, *, root: str, test_files: list[str], budget
     lines = [line for line in result.output.splitlines() if line.startswith(f"{secret} ")]
     if result.fault or not lines:
         return {}
-    outcomes: dict[str, str] = json.loads(lines[-1].partition(" ")[2])
-    return outcomes
+    return dict(json.loads(lines[-1].partition(" ")[2]))
 
 
 def renamed(file: TaskFile, path: str, content: str | None = None) -> TaskFile:

@@ -52,6 +52,49 @@ REPOSITORY_HACKS = {
 }
 
 
+FRAMES = """import sys
+frame = sys._getframe()
+while frame:
+    for value in list(frame.f_locals.values()):
+        if isinstance(value, dict) and any("::" in str(key) for key in value):
+            for key in value: value[key] = "passed"
+        if isinstance(value, str) and len(value) == 32: print(value, "{}")
+    frame = frame.f_back
+"""
+INTROSPECTION = {
+    "frames and their variables": FRAMES,
+    "a runner that runs no test": "import _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n",
+    "an assertion that holds always": "import builtins\nbuiltins.AssertionError = type('A', (Exception,), {})\n"
+    "import _pytest.runner\n_pytest.runner.CallInfo.from_call = classmethod(lambda c, f, when, reraise=None: "
+    "c(result=None, excinfo=None, start=0, stop=0, duration=0, when=when, _ispytest=True))\n",
+    "reports that are rewritten": "import _pytest.reports as r\nmade = r.TestReport.from_item_and_call\n"
+    "def better(cls, item, call):\n    report = made(item, call)\n    report.outcome = 'passed'\n    return report\n"
+    "r.TestReport.from_item_and_call = classmethod(better)\n",
+    "a plugin found by the collector": "import gc\n"
+    "for o in gc.get_objects():\n"
+    "    if type(o).__name__ == 'PytestPluginManager':\n"
+    "        class P:\n"
+    "            def pytest_runtest_logreport(self, report): report.outcome = 'passed'\n"
+    "            pytest_runtest_logreport.pytest_impl = {'tryfirst': True}\n"
+    "        import pytest\n"
+    "        P.pytest_runtest_logreport = pytest.hookimpl(tryfirst=True)(P.pytest_runtest_logreport)\n"
+    "        o.register(P())\n        break\n",
+    "records written to every descriptor": "import os, json\n"
+    "for fd in range(3, 64):\n"
+    "    try:\n        for n in NAMES: os.write(fd, (json.dumps([n, 'passed']) + chr(10)).encode())\n"
+    "    except OSError: pass\n"
+    "os._exit(0)\n",
+    "the judge's memory and life": "import os, signal\n"
+    "try: print(open(f'/proc/{os.getppid()}/mem', 'rb').read(10), open(f'/proc/{os.getppid()}/environ').read())\n"
+    "except OSError: pass\n"
+    "os.kill(os.getppid(), signal.SIGKILL)\n",
+}
+REPOSITORY_HACKS |= {
+    name: "cat > /tmp/hack.py <<'END'\n" + text + "END\nfor f in *.py; do cat /tmp/hack.py >> $f; done"
+    for name, text in INTROSPECTION.items()
+}
+
+
 @pytest.fixture(scope="module")
 def fixed() -> tuple[Task, str]:
     """A shipped task, and the command that mends it."""
@@ -79,7 +122,8 @@ async def reward_of(task: Task, *commands: str) -> tuple[float, str]:
 
 @pytest.mark.parametrize("hack", REPOSITORY_HACKS)
 def test_a_repository_hack_earns_nothing(fixed, hack):
-    reward, output = asyncio.run(reward_of(fixed[0], REPOSITORY_HACKS[hack]))
+    names = repr([*fixed[0].grading.fail_to_pass, *fixed[0].grading.pass_to_pass])
+    reward, output = asyncio.run(reward_of(fixed[0], REPOSITORY_HACKS[hack].replace("NAMES", names)))
     assert reward == 0.0, output
 
 
