@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -186,11 +187,19 @@ class Collector:
         while True:
             try:
                 async with asyncio.timeout(budget_s + GRADING_GRACE_S):
-                    return await self._grade(task, await workspace.ready(), answer, self._sandboxes, budget_s)
+                    given = await self._grade(task, await workspace.ready(), answer, self._sandboxes, budget_s)
+                return finite(task, given)
             except InfrastructureFailure as failure:
                 await workspace.fail(failure)
             except TimeoutError:
                 await workspace.fail(InfrastructureFailure(f"grading exceeded {budget_s + GRADING_GRACE_S:.0f} s"))
+
+
+def finite(task: Task, reward: object) -> float:
+    """`reward`, if it is a finite number; anything else is a fault of the grader."""
+    if not isinstance(reward, int | float) or not math.isfinite(reward):
+        raise InfrastructureFailure(f"the grader of task {task.id} gave {reward!r}, not a finite number")
+    return float(reward)
 
 
 class Report:

@@ -27,7 +27,7 @@ async def take_folder(sandbox: Sandbox, folder: str) -> dict[str, TaskFile] | No
     """
     command = (
         f"find /tmp -mindepth 1 -delete 2>/dev/null; cd /work/{folder} && "
-        f"tar --exclude=./.git --exclude=__pycache__ --hard-dereference -czf {ARCHIVE} ."
+        f"tar --exclude=.git --exclude=__pycache__ --hard-dereference -czf {ARCHIVE} ."
     )
     await sandbox.exec(command, ARCHIVE_S)
     data = await sandbox.download(ARCHIVE, MAX_ARCHIVE_BYTES)

@@ -9,8 +9,10 @@ import asyncio
 import os
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +21,7 @@ import pytest
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import InfrastructureFailure
 from megathunder.sandbox import ExecResult, SandboxPool
+from megathunder.sandbox.taking import take_folder
 from megathunder.tasks import TaskFile
 
 CONFIG = SandboxConfig(memory_mb=256, disk_mb=8, inodes=2000, warm=1)
@@ -197,18 +200,146 @@ def test_bytes_that_are_not_text_become_replacement_characters() -> None:
     assert attack(r"printf '\xff\x00caf\xe9\n'").output == "\ufffd\0caf\ufffd\n"
 
 
-def test_sixteen_sandboxes_at_once_do_not_see_each_other() -> None:
+def test_output_is_counted_to_the_byte_and_decoded_across_writes() -> None:
+    async def body(pool: SandboxPool) -> None:
+        sandbox = await pool.lease()
+        for written in (2048, 2049, 70000):
+            long = await sandbox.exec(f"printf '<%{written - 2}s>' ''", 5.0)
+            assert long.dropped_bytes == max(0, written - 2048)
+            assert long.output.startswith("< ") and long.output.endswith(" >")
+            assert ("bytes dropped" in long.output) == (written > 2048)
+        split = await sandbox.exec(
+            r"printf 'caf\xc3'; sleep 0.2; printf '\xa9 \xe2\x82'; sleep 0.1; printf '\xac\xf0'", 5.0
+        )
+        assert split.output == "caf\u00e9 \u20ac\ufffd" and split.dropped_bytes == 0
+        torn = await sandbox.exec(r"for i in $(seq 1500); do printf '\xc3\xa9'; done", 5.0)
+        assert torn.dropped_bytes == 3000 - 2048 and torn.output.count("\u00e9") == 1024
+        await sandbox.close()
+
+    with_pool(body, replace(CONFIG, output_bytes=2048))
+
+
+def test_wall_time_and_cpu_time_are_those_of_the_command_and_its_children() -> None:
+    async def body(pool: SandboxPool) -> None:
+        sandbox = await pool.lease()
+        slept = await sandbox.exec("sleep 0.5", 5.0)
+        burnt = await sandbox.exec("(i=0; while [ $i -lt 150000 ]; do i=$((i+1)); done) & wait; exit 7", 20.0)
+        assert slept.wall_s >= 0.5 and slept.cpu_s < 0.2
+        assert 0.1 < burnt.cpu_s <= burnt.wall_s + 0.1 and burnt.exit_status == 7
+        assert (await sandbox.exec("kill -11 $$", 5.0)).exit_status == 128 + 11
+        await sandbox.close()
+
+    with_pool(body)
+
+
+@pytest.mark.parametrize(
+    ("command", "timed_out"),
+    [
+        ("exec <&- >&- 2>&-; sleep 60", True),
+        ("exec >&- 2>&-; (setsid sleep 60 &); exit 0", False),
+        ("for i in 1 2 3; do (while :; do :; done) & done; exit 0", False),
+        ("yes & (while :; do setsid true; done) & wait", True),
+    ],
+)
+def test_a_command_ends_within_its_time_with_no_survivor_whatever_it_does_to_its_streams(
+    command: str, timed_out: bool
+) -> None:
+    async def body(pool: SandboxPool) -> None:
+        sandbox = await pool.lease()
+        started = time.monotonic()
+        assert (await sandbox.exec(command, 1.0)).timed_out == timed_out
+        assert time.monotonic() - started < 4 and pool.leaks() == []
+        await sandbox.close()
+
+    with_pool(body)
+
+
+def test_links_of_an_agent_lead_uploads_and_downloads_nowhere() -> None:
+    async def body(pool: SandboxPool) -> None:
+        sandbox = await pool.lease()
+        links = "echo mine > real; ln -s real file; ln -s /usr/bin folder; ln -s /proc/1/environ env; ln -s loop loop"
+        await sandbox.exec(f"{links}; ln real hard", 5.0)
+        await sandbox.upload([TaskFile(path="file", content="given\n")])
+        assert (
+            await sandbox.exec("cat real file; [ -L file ] || echo replaced", 5.0)
+        ).output == "mine\ngiven\nreplaced\n"
+        for path in ("folder/x", "../usr/x", "/etc/x"):
+            with pytest.raises(InfrastructureFailure, match="cannot write"):
+                await sandbox.upload([TaskFile(path=path, content="x")])
+        for path in ("env", "loop", "/proc/1/mem", "../etc/shadow", "/dev/zero"):
+            assert await sandbox.download(path, 100) is None
+        await sandbox.close()
+
+    with_pool(body)
+
+
+def test_hooks_of_an_agents_repository_run_nowhere_but_in_its_sandbox() -> None:
+    """A folder that is taken from a sandbox brings no .git, so no hook or setting of it meets the host or the grader."""
+
+    async def body(pool: SandboxPool) -> None:
+        sandbox = await pool.lease()
+        hook = "printf '#!/bin/sh\\nid -u > /work/ran\\n' > .git/hooks/post-commit; chmod +x .git/hooks/post-commit"
+        git = "git -c user.name=a -c user.email=a@example.invalid"
+        await sandbox.exec(f"git init -q; {hook}; git config core.fsmonitor ./evil; echo 1 > a; git add a", 5.0)
+        await sandbox.exec(f"{git} commit -qm x; mkdir -p sub; cp -r .git sub/.git", 5.0)
+        taken = await take_folder(sandbox, "")
+        assert "a" in taken and not [path for path in taken if ".git" in path.split("/")]
+        await sandbox.close()
+
+    with_pool(body)
+
+
+def test_sixty_four_sandboxes_at_once_do_not_see_each_other() -> None:
     async def episode(pool: SandboxPool, number: int) -> None:
         sandbox = await pool.lease([TaskFile(path="mine", content=str(number))])
-        await sandbox.exec(f"echo {number} > /tmp/shared; echo {number} > /dev/shm/shared; sleep 0.2", 5.0)
-        seen = await sandbox.exec("cat mine /tmp/shared /dev/shm/shared; kill -9 -1; ls -d /proc/[0-9]* | wc -l", 5.0)
-        assert seen.output.split()[:3] == [f"{number}{number}", str(number), *seen.output.split()[2:3]]
+        await all_open.wait()
+        await sandbox.exec(f"echo {number} > /tmp/shared; echo {number} > /dev/shm/shared", 20.0)
+        seen = await sandbox.exec(
+            "cat mine /tmp/shared /dev/shm/shared; kill -9 -1; echo; ls -d /proc/[0-9]* | wc -l", 20.0
+        )
+        assert seen.output.split()[:2] == [f"{number}{number}", str(number)] and int(seen.output.split()[-1]) < 8
         await sandbox.close()
 
     async def body(pool: SandboxPool) -> None:
-        await asyncio.gather(*(episode(pool, n) for n in range(16)))
+        await asyncio.gather(*(episode(pool, n) for n in range(64)))
 
+    all_open = asyncio.Barrier(64)
+    with_pool(body, replace(CONFIG, max_open=64, max_running=8))
+
+
+def test_no_mount_folder_or_cgroup_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def state() -> tuple[int, list[str], list[str]]:
+        group = Path("/sys/fs/cgroup") / Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2].lstrip("/")
+        groups = sorted(p.name for p in group.iterdir() if p.is_dir()) if group.is_dir() else []
+        return len(Path("/proc/self/mountinfo").read_text().splitlines()), sorted(os.listdir(tmp_path)), groups
+
+    async def body(pool: SandboxPool) -> None:
+        sandboxes = await asyncio.gather(*(pool.lease([TaskFile(path="a", content="x")]) for _ in range(4)))
+        await asyncio.gather(*(s.exec("cp a b; (sleep 60 &)", 5.0) for s in sandboxes))
+        await sandboxes[0].close()
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = state()
     with_pool(body)
+    assert state() == before
+
+
+def test_a_lease_is_over_after_its_lifetime_even_in_the_middle_of_a_command() -> None:
+    async def body(pool: SandboxPool) -> None:
+        sandbox = await pool.lease()
+        started = time.monotonic()
+        with pytest.raises(InfrastructureFailure):
+            await sandbox.exec("sleep 60", 60.0)
+        assert time.monotonic() - started < 3
+        with pytest.raises(InfrastructureFailure, match="lifetime_s"):
+            await sandbox.exec("true", 1.0)
+        await sandbox.close()
+        await sandbox.close()
+        again = await pool.lease()  # its place is free
+        assert (await again.exec("echo alive", 5.0)).output == "alive\n"
+        await again.close()
+
+    with_pool(body, replace(CONFIG, lifetime_s=0.7, max_open=1, warm=0))
 
 
 def test_nothing_of_an_episode_is_left_for_the_next() -> None:

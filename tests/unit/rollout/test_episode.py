@@ -137,6 +137,25 @@ def test_a_grader_that_fails_once_is_asked_again_and_one_that_always_fails_loses
     assert isinstance(events[-1], TrajectoryLost) and not only(events, Rewarded)
 
 
+@pytest.mark.parametrize("given", [None, float("nan"), float("inf"), "1.0"])
+def test_a_reward_is_a_finite_number_or_the_trajectory_is_lost_to_its_grader(tmp_path, given):
+    async def grade(task, sandbox, text, pool, budget_s):
+        return given
+
+    events, _, _ = collect(scripted(says("submit 42")), tmp_path, grade=grade, max_retries=1)
+    assert not only(events, Rewarded) and "not a finite number" in only(events, TrajectoryLost)[0].reason
+
+
+def test_the_time_of_the_grader_is_measured(tmp_path):
+    async def grade(task, sandbox, text, pool, budget_s):
+        await asyncio.sleep(0.2)
+        return 1.0
+
+    events, _, _ = collect(scripted(says("submit 42")), tmp_path, grade=grade)
+    done, rewarded = only(events, TrajectoryCompleted)[0], only(events, Rewarded)[0]
+    assert 0.2 <= rewarded.verifier_s < 2 and rewarded.at_s >= done.at_s + 0.2
+
+
 def test_tokens_of_another_version_are_no_result(tmp_path):
     events, _, _ = collect(scripted(says("submit 42")), tmp_path, version=5, max_retries=1)
     assert not only(events, TurnCompleted)
