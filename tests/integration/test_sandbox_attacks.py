@@ -274,7 +274,7 @@ def test_links_of_an_agent_lead_uploads_and_downloads_nowhere() -> None:
 
 
 def test_hooks_of_an_agents_repository_run_nowhere_but_in_its_sandbox() -> None:
-    """A folder that is taken from a sandbox brings no .git, so no hook or setting of it meets the host or the grader."""
+    """What is taken of a sandbox brings no .git, so no hook or setting of it meets the host or the grader."""
 
     async def body(pool: SandboxPool) -> None:
         sandbox = await pool.lease()
