@@ -10,7 +10,8 @@ in bf16 (`--dtype`).
 Each row of `steps`: bytes dense, of the change, naive (index and value) and of the entropy bound; seconds to encode
 (compare, code, checksum), for the sender's copy to move (`advance_s`, after the servers have answered), to apply at
 the receiver (check, decode, add) and to load the dense weights there instead (from a safetensors message in memory;
-`dense_copy_s` is the bare copy); whether the receiver's bits are the sender's.
+`dense_copy_s` is the bare copy); whether the receiver's bits are the sender's. `_cpu_s` are seconds of a core, which
+other work on the machine does not lengthen as it does the others.
 `--transports` adds `transports`: one server on this machine, each transport, 10 %, 1 % and 0.1 % of the elements moved
 by one ulp, and adapters of rank 16 alone; and the network speed below which a transport beats `distributed`, were the
 bytes to cross a network too.
@@ -167,19 +168,19 @@ def measure_change(
     """Bytes and seconds of taking `receiver` from the snapshot to `new`; moves the snapshot on."""
     differences = [words(new[name]) - words(old) for name, old in snapshot.tensors.items()]
     bound = entropy_bound_bytes(sum(d.size for d in differences), (d[d != 0] for d in differences))
-    started = time.perf_counter()
+    started, busy = time.perf_counter(), time.process_time()
     encoded = snapshot.encode(version, new.items())
-    encode_s = time.perf_counter() - started
-    started = time.perf_counter()
+    encode_s, encode_cpu_s = time.perf_counter() - started, time.process_time() - busy
+    started, busy = time.perf_counter(), time.process_time()
     _apply(encoded.data, receiver)
-    apply_s = time.perf_counter() - started
+    apply_s, apply_cpu_s = time.perf_counter() - started, time.process_time() - busy
     dense_bytes = sum(tensor.nbytes for tensor in new.values())
     identical = all(np.array_equal(words(receiver[name]), words(new[name])) for name in new)
     started = time.perf_counter()
     for name, tensor in receiver.items():
         tensor_checksum(name, tensor)
     checksum_s = time.perf_counter() - started
-    load_s, copy_s = _dense_seconds(new)
+    load_s, load_cpu_s, copy_s = _dense_seconds(new)
     started = time.perf_counter()
     snapshot.advance(encoded)
     advance_s = time.perf_counter() - started
@@ -194,10 +195,13 @@ def measure_change(
         "bytes_per_changed": len(encoded.data) / max(encoded.changed, 1),
         "encode_s": encode_s,
         "encode_mb_per_s": dense_bytes / 1e6 / encode_s,
+        "encode_mb_per_cpu_s": dense_bytes / 1e6 / encode_cpu_s,
         "advance_s": advance_s,
         "apply_s": apply_s,
+        "apply_cpu_s": apply_cpu_s,
         "checksum_s": checksum_s,
         "dense_load_s": load_s,
+        "dense_load_cpu_s": load_cpu_s,
         "dense_copy_s": copy_s,
         "identical": identical,
     }
@@ -210,20 +214,21 @@ def _apply(data: bytes, receiver: dict[str, Tensor]) -> None:
             apply_change(receiver[piece.name], decode(piece.coded, streams, piece.elements, word_of(piece.dtype)))
 
 
-def _dense_seconds(new: dict[str, Tensor]) -> tuple[float, float]:
-    """Seconds to load all weights from a message in memory, and of the bare copy, into parameters that exist."""
+def _dense_seconds(new: dict[str, Tensor]) -> tuple[float, float, float]:
+    """Seconds, and those of a core, to load all weights from a message in memory into parameters that exist; seconds of
+    the bare copy."""
     import safetensors.torch
 
     message = safetensors.torch.save(new)
     target = {name: torch.zeros_like(tensor) for name, tensor in new.items()}
-    started = time.perf_counter()
+    started, busy = time.perf_counter(), time.process_time()
     for name, tensor in safetensors.torch.load(message).items():
         target[name].copy_(tensor)
-    load_s = time.perf_counter() - started
+    load_s, load_cpu_s = time.perf_counter() - started, time.process_time() - busy
     started = time.perf_counter()
     for name, tensor in new.items():
         target[name].copy_(tensor)
-    return load_s, time.perf_counter() - started
+    return load_s, load_cpu_s, time.perf_counter() - started
 
 
 def describe(row: dict[str, object]) -> str:
@@ -234,8 +239,8 @@ def describe(row: dict[str, object]) -> str:
     return (
         f"step {row['step']}: {row['changed_fraction']:.2%} changed; MB dense {dense:.1f}, naive {naive:.2f}, change "
         f"{change:.3f} ({row['bytes_per_changed']:.2f} B each, {bound:.3f} of the bound); encode "
-        f"{row['encode_mb_per_s']:.0f} MB/s; ms apply {apply_ms:.0f}, dense load {load_ms:.0f}, copy {copy_ms:.0f}; "
-        f"identical {row['identical']}"
+        f"{row['encode_mb_per_s']:.0f} MB/s ({row['encode_mb_per_cpu_s']:.0f} a second of a core); ms apply "
+        f"{apply_ms:.0f}, dense load {load_ms:.0f}, copy {copy_ms:.0f}; identical {row['identical']}"
     )
 
 

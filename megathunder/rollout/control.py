@@ -38,7 +38,8 @@ class ServerControl:
 
     async def __aenter__(self) -> ServerControl:
         limit = aiohttp.ClientTimeout(total=self._timeout_s)
-        self._session = aiohttp.ClientSession(timeout=limit, headers=authorization(self._api_key))
+        fresh = aiohttp.TCPConnector(force_close=True)  # a server ends idle connections, at worst as a call is sent
+        self._session = aiohttp.ClientSession(timeout=limit, headers=authorization(self._api_key), connector=fresh)
         return self
 
     async def __aexit__(

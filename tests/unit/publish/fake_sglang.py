@@ -17,8 +17,10 @@ from megathunder.types import ServerAddress
 async def fake_sglang(
     version: str, *, loader: str = WEIGHT_LOADER, api_key: str = ""
 ) -> AsyncIterator[SimpleNamespace]:
-    """`.address`, and `.asked`: paths of the calls that change it, in order. It asks for `api_key`, if there is one."""
+    """`.address`, and `.asked`: paths of the calls that change it, in order. It asks for `api_key`, if there is one.
+    `.kept`: those that came on a connection that was meant to be used again."""
     asked: list[str] = []
+    kept: list[str] = []
     is_open = version == "0.5.20"
 
     async def info(_: web.Request) -> web.Response:
@@ -26,6 +28,7 @@ async def fake_sglang(
 
     async def call(request: web.Request) -> web.Response:
         nonlocal is_open
+        kept.extend([request.path] if request.keep_alive else [])
         asked.append(request.path)
         if request.path in ("/begin_weight_update", "/end_weight_update"):
             if version == "0.5.20":
@@ -53,6 +56,8 @@ async def fake_sglang(
     await site.start()
     port = site._server.sockets[0].getsockname()[1]
     try:
-        yield SimpleNamespace(address=ServerAddress(name="rollout-0", url=f"http://127.0.0.1:{port}"), asked=asked)
+        yield SimpleNamespace(
+            address=ServerAddress(name="rollout-0", url=f"http://127.0.0.1:{port}"), asked=asked, kept=kept
+        )
     finally:
         await runner.cleanup()

@@ -25,6 +25,7 @@ def paths(version: str) -> list[str]:
             info = await control.open_update(fake.address)
             await control.update_from_tensors(fake.address, tensors=b"x", loader=WEIGHT_LOADER, ranks=1)
             await control.close_update(fake.address, info)
+            assert not fake.kept, "an idle connection may be closed by the server as the next call is sent"
             return fake.asked
 
     return asyncio.run(update())
