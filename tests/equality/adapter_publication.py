@@ -2,9 +2,11 @@
 
     RANK=... python -m tests.equality.adapter_publication MODEL OUT FIELD=VALUE ...
 
-The leader checks that base and adapters merge to the bits of the merged export, and writes these to OUT.
+The leader checks that base and adapters merge to the bits of the merged export, in float32 and bfloat16, and writes the
+former to OUT.
 """
 
+import dataclasses
 import sys
 
 import torch
@@ -20,11 +22,8 @@ from megathunder.learner.parity import fill_adapters
 from megathunder.publish.transports.adapter import paired
 
 
-def main():
-    model, out, *fields = sys.argv[1:]
-    settings = {name: value if name == "dtype" else int(value) for name, value in (f.split("=") for f in fields)}
-    config = LearnerConfig(model=model, device="cpu", lora_rank=4, lora_alpha=6.0, **settings)
-    layout = initialize(config)
+def export(config, layout):
+    """The merged weights, once base and adapters are seen to merge to them."""
     bundle = build_model(config, layout)
     fill_adapters(bundle)
     learner = Learner(Config(learner=config), layout, bundle)
@@ -38,7 +37,18 @@ def main():
                 if name in factors else base[name]  # fmt: skip
             assert torch.equal(ours, whole), name
             assert (name in factors) == (not torch.equal(base[name], whole)), name
+    return merged
+
+
+def main():
+    model, out, *fields = sys.argv[1:]
+    settings = {name: int(value) for name, value in (field.split("=") for field in fields)}
+    config = LearnerConfig(model=model, device="cpu", lora_rank=4, lora_alpha=6.0, **settings)
+    layout = initialize(config)
+    merged = export(config, layout)
+    if layout.rank == 0:
         save_file({name: tensor.contiguous() for name, tensor in merged.items()}, out)
+    export(dataclasses.replace(config, dtype="bfloat16"), layout)
     shutdown()
 
 

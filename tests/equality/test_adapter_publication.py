@@ -18,7 +18,3 @@ def exported(tmp_path, ranks, *fields):
 def test_every_layout_exports_one_base_and_one_adapter(tmp_path):
     one, two = exported(tmp_path, 1), exported(tmp_path, 2, *TWO)
     assert one.keys() == two.keys() and all(two[name].equal(whole) for name, whole in one.items())
-
-
-def test_a_bfloat16_learner_rounds_once(tmp_path):
-    assert exported(tmp_path, 2, "dtype=bfloat16", *TWO)

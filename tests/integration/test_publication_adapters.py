@@ -1,5 +1,6 @@
 """Adapters alone reach real servers, which merge them into the frozen weights they keep, to the learner's own bits; and
-every transport reaches a server whose ranks share the weights. Servers of tensor parallelism 1 and 2."""
+every transport reaches a server whose ranks share the weights. A server of tensor parallelism 2; adapters on servers of
+one rank, experts included, are in test_publication_families."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ TRANSPORTS = [
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    with running(tmp_path_factory.mktemp("servers"), POLICY, POLICY, tensor_parallel=(1, 2)) as found:
+    with running(tmp_path_factory.mktemp("servers"), POLICY, tensor_parallel=(2,)) as found:
         yield found
 
 
