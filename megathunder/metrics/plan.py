@@ -15,6 +15,7 @@ from megathunder.config import Config
 from megathunder.config.machine import GPU_MEMORY_GIB
 from megathunder.config.model_shape import ModelShape
 from megathunder.metrics.footprint import (
+    SIZES,
     Memory,
     Parameters,
     accumulators_held,
@@ -55,7 +56,24 @@ class Plan:
         """Everything, on one host without a GPU."""
         elsewhere = self.config.rollout.urls or self.config.replay.run
         servers = 0 if elsewhere else self.config.rollout.servers
-        return self.memory.device * self.ranks_here + self.memory.server * servers
+        held = self.memory.device * self.ranks_here + self.memory.server * servers
+        return held + self.copy_bytes + self.base_bytes * servers
+
+    @property
+    def copy_bytes(self) -> int:
+        """Rank 0's copy of what servers hold, in host memory: changes are taken from it, adapters merged into it."""
+        publish = self.config.publish
+        kept = publish.transport in ("delta", "auto") or publish.lora == "adapter"
+        return self._published_bytes if kept and not self.config.replay.run else 0
+
+    @property
+    def base_bytes(self) -> int:
+        """At most: what a server keeps in host memory of the weights that adapters sit on."""
+        return self._published_bytes if self.config.publish.lora == "adapter" else 0
+
+    @property
+    def _published_bytes(self) -> int:
+        return self.shape.parameters * SIZES.get(self.config.rollout.dtype, 2)
 
     @property
     def full_memory(self) -> Memory:
@@ -78,7 +96,7 @@ class Plan:
     @property
     def node_bytes(self) -> int:
         """Host memory of the machine of rank 0."""
-        return self.memory.host * self.ranks_of_a_machine + self.sandbox_bytes
+        return self.memory.host * self.ranks_of_a_machine + self.sandbox_bytes + self.copy_bytes
 
     @property
     def ranks_of_a_machine(self) -> int:
@@ -149,6 +167,7 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
         *([("adapters save", _savings(plan))] if learner.lora_rank else []),
         *([("its host memory", _sum(memory.host_parts))] if plan.on_gpu else []),
         ("a server" if rollout.gpus_per_server == 1 else "a GPU of a server", f"{server}: {_cache(plan)}"),
+        *([("publication", _copies(plan))] if plan.copy_bytes else []),
         *_limits(plan),
     ]
 
@@ -170,6 +189,11 @@ def in_bytes(number: float) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- private
+
+
+def _copies(plan: Plan) -> str:
+    base = f"; a server's copy of what adapters sit on, at most {in_bytes(plan.base_bytes)}" if plan.base_bytes else ""
+    return f"rank 0's copy of what servers hold, in host memory, {in_bytes(plan.copy_bytes)}{base}"
 
 
 def _updates(config: Config) -> str:
@@ -274,7 +298,8 @@ def _limits(plan: Plan) -> list[tuple[str, str]]:
     if plan.on_gpu:
         serving = round(plan.device_limit_bytes * fraction)
         ranks = min(plan.ranks, plan.config.hardware.gpus_per_node)
-        parts = f"{ranks} ranks + sandboxes {in_bytes(plan.sandbox_bytes)}"
+        copy = f" + what is published {in_bytes(plan.copy_bytes)}" if plan.copy_bytes else ""
+        parts = f"{ranks} ranks + sandboxes {in_bytes(plan.sandbox_bytes)}{copy}"
         compared = [
             ("one learner GPU", plan.memory.device, plan.device_limit_bytes, "all parts above"),
             ("one server GPU", plan.memory.server, serving, f"{fraction:.0%} of the GPU, SGLang's share"),

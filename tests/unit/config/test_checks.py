@@ -92,6 +92,7 @@ REFUSED: list[tuple[dict[str, object], str, str]] = [
     ),
     ({"sandbox__backend": "docker", "sandbox__container_user": "0:0"}, "container_user = '0:0'", "1000:1000"),
     ({"publish__min_servers": 2}, "min_servers = 2", "rollout.servers = 2"),
+    ({"publish__transport": "disk", "publish__folder": "/dev/null/x"}, "/dev/null is no folder", "publish.folder"),
     ({"publish__lora": "adapter"}, "learner.lora_rank = 0", "publish.lora = 'merged'"),
     (
         {"publish__lora": "adapter", "learner__lora_rank": 8, "publish__checksum": False},

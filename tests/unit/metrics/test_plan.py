@@ -210,3 +210,17 @@ def test_memory_of_a_rank_is_divided_by_the_layout() -> None:
     assert half.cells == 1
     sharded = make_plan(with_changes(learner={"distributed_optimizer": True}), SHAPE, ranks=4)
     assert sharded.memory.optimizer == memory.optimizer // 4
+
+
+def test_copies_that_publication_keeps_are_counted() -> None:
+    shape = read_model_shape(Config().learner.model)
+    plain, delta, adapter = (
+        make_plan(with_changes(publish=publish, learner={"lora_rank": 4}), shape)
+        for publish in ({}, {"transport": "delta"}, {"lora": "adapter"})
+    )
+    copy = 4 * shape.parameters
+    assert delta.host_bytes - plain.host_bytes == copy
+    assert adapter.host_bytes - plain.host_bytes == 2 * copy, "rank 0's and that of one server"
+    told = dict(plan_lines(adapter))["publication"]
+    assert quantity(re.search(r"host memory, ([\d.,]+ \w+)", told)[1]) == pytest.approx(copy, rel=0.01)
+    assert "publication" not in dict(plan_lines(plain))
