@@ -90,7 +90,7 @@ def remedies(plan: Plan, place: Place) -> Iterator[str]:
     if plan.on_gpu and not memory.accumulators_on_host:
         yield "set learner.accumulator_placement = 'host'"
     ways = plan.ranks // (learner.tensor_parallel * learner.pipeline_parallel)
-    if ways > learner.accumulator_shards:
+    if ways > learner.accumulator_shards and not config.salt.active:
         sharded = replace(config, learner=replace(learner, accumulator_shards=ways))
         smaller = make_memory(sharded, plan.shape, ranks=plan.ranks, on_gpu=plan.on_gpu)
         if smaller.accumulators + smaller.scratch < memory.accumulators + memory.scratch:
@@ -99,7 +99,9 @@ def remedies(plan: Plan, place: Place) -> Iterator[str]:
         yield f"set learner.lora_rank = {LORA_RANK} (adapters alone have accumulators)"
     if streaming.max_open_groups > 1 and fitting < 1:
         yield "take a smaller policy or a larger machine: not even one open group fits"
-    if config.schedule == "thundersync" and learner.accumulator == "fp32":
+    if config.salt.active:
+        yield "set salt.amplification = 0 and measure = false (plain GRPO: an accumulator a reward, not a trajectory)"
+    elif config.schedule == "thundersync" and learner.accumulator == "fp32":
         yield "set schedule = 'sync' (no accumulators, no overlap)"
 
 

@@ -135,3 +135,14 @@ def test_the_host_limit_is_that_of_the_tightest_control_group(tmp_path: Path, li
         (tmp_path / name).write_text(content)
     assert host_limit_bytes(tmp_path / "cgroup", tmp_path) == 1000
     assert host_limit_bytes(tmp_path / "absent", tmp_path) == psutil.virtual_memory().total
+
+
+def test_salt_is_refused_with_the_bytes_of_an_accumulator_a_trajectory() -> None:
+    settings = {"salt__amplification": 1.0, "schedule": "sync"}
+    need = exact_bytes(planned(**settings))
+    refuse_what_does_not_fit(planned(limits={"host_limit_bytes": need}, **settings))
+    with pytest.raises(ConfigError) as refused:
+        refuse_what_does_not_fit(planned(limits={"host_limit_bytes": need - 1}, **settings))
+    assert "64 accumulators take" in refused.value.seen, "8 groups of 8, under every schedule"
+    assert "salt.amplification = 0" in refused.value.remedy and "schedule = 'sync'" not in refused.value.remedy
+    refuse_what_does_not_fit(planned(limits={"host_limit_bytes": need - 1}, schedule="sync"))
