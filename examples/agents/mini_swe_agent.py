@@ -20,12 +20,12 @@ from pathlib import Path
 os.environ.setdefault("MSWEA_SILENT_STARTUP", "1")
 os.environ.setdefault("MSWEA_GLOBAL_CONFIG_DIR", tempfile.gettempdir())
 
-import requests  # noqa: E402
-import yaml  # noqa: E402
-from minisweagent.agents.default import DefaultAgent  # noqa: E402
-from minisweagent.config import get_config_path  # noqa: E402
-from minisweagent.exceptions import FormatError, LimitsExceeded, Submitted  # noqa: E402
-from minisweagent.models.openrouter_textbased_model import OpenRouterTextbasedModel  # noqa: E402
+import requests
+import yaml
+from minisweagent.agents.default import DefaultAgent
+from minisweagent.config import get_config_path
+from minisweagent.exceptions import FormatError, LimitsExceeded, Submitted
+from minisweagent.models.openrouter_textbased_model import OpenRouterTextbasedModel
 
 BASE = os.environ["OPENAI_BASE_URL"]
 HEADERS = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
@@ -51,10 +51,20 @@ def call(path: str, body: dict | None = None) -> dict:
 
 
 class EndpointModel(OpenRouterTextbasedModel):
-    """Asks the run's endpoint; an answer that was cut off is no action."""
+    """Asks the run's endpoint; an answer that was cut off is no action. An empty system message is none;
+    `observation_role` is what the policy's chat template calls what a command shows."""
+
+    def __init__(self, *, observation_role: str = "user", **config: object) -> None:
+        super().__init__(**config)
+        self._observation_role = observation_role
+
+    def format_observation_messages(self, *given: object, **named: object) -> list[dict]:
+        shown = super().format_observation_messages(*given, **named)
+        return [message | {"role": self._observation_role} for message in shown]
 
     def query(self, messages: list[dict], **_: object) -> dict:
-        answer = call("/chat/completions", {"messages": self._prepare_messages_for_api(messages)})
+        said = [m for m in self._prepare_messages_for_api(messages) if m["role"] != "system" or m["content"]]
+        answer = call("/chat/completions", {"messages": said})
         choice = answer["choices"][0]
         spoken = dict(choice["message"])
         try:

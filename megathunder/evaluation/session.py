@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +24,13 @@ from megathunder.errors import ConfigError
 from megathunder.evaluation.attempts import Attempt, AttemptLog, Plan
 from megathunder.evaluation.runner import run_attempts
 from megathunder.rollout import Collector, ServerControl, ServerPool
-from megathunder.sandbox import grade, open_pool
+from megathunder.sandbox import Pool, grade, open_pool
 from megathunder.tasks import ChatFormat, Task
 
+log = logging.getLogger(__name__)
 EVERY = 10  # attempts between two lines of progress
-LIMITS = ("max_new_tokens", "max_tokens", "observation_characters", "top_p")  # settings that an outcome depends on
+LIMITS = ("max_new_tokens", "max_tokens", "observation_characters", "top_p", "agent", "agent_command")
+"""Settings that an outcome depends on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +82,7 @@ async def open_session(config: Config, folder: Path, logs: Path) -> AsyncIterato
 
     async with contextlib.AsyncExitStack() as stack:
         sandboxes = open_pool(config.sandbox)
-        stack.push_async_callback(sandboxes.close)
+        stack.push_async_callback(end_sandboxes, sandboxes)
         await sandboxes.start()
         servers = ServerPool(config.rollout, folder, folder=logs)
         stack.push_async_callback(servers.close)
@@ -97,6 +100,13 @@ async def open_session(config: Config, folder: Path, logs: Path) -> AsyncIterato
         control = ServerControl(timeout_s=config.rollout.request_timeout_s, api_key=config.rollout.api_key)
         await stack.enter_async_context(control)
         yield Session(config=config, servers=servers, control=control, collector=collector)
+
+
+async def end_sandboxes(sandboxes: Pool) -> None:
+    """Ends them, and says what is left of them."""
+    await sandboxes.close()
+    for leak in sandboxes.leaks():
+        log.error("a sandbox left something behind: %s", leak)
 
 
 def missing(tasks: Sequence[Task], attempts: int, log: AttemptLog) -> int:

@@ -17,7 +17,7 @@ from megathunder.config.tasks import TasksConfig
 from megathunder.rollout.collector import Collector
 from megathunder.rollout.supervisor import ServerPool
 from megathunder.sandbox import SandboxPool, grade
-from megathunder.tasks import ChatFormat
+from megathunder.tasks import ChatFormat, Task, build_source
 from megathunder.tasks.swe import read_instances, read_repository_tasks
 from megathunder.types import EndReason, Rewarded, TrajectoryCompleted, TrajectoryLost
 
@@ -51,8 +51,13 @@ class ScriptedPolicy:
         )
 
 
-async def attempt(turns: list[str], command: str, tmp_path: Path) -> tuple[list, ScriptedPolicy]:
-    """The events of one attempt at the first shipped repository task."""
+def repository() -> Task:
+    """The first shipped one."""
+    return read_repository_tasks(TasksConfig(source="swe", path=str(TASKS), max_turns=8))[0][0]
+
+
+async def attempt(turns: list[str], command: str, tmp_path: Path, task: Task) -> tuple[list, ScriptedPolicy]:
+    """The events of one attempt; an empty command is the built-in loop."""
     policy = ScriptedPolicy(turns)
     app = web.Application()
     app.add_routes([web.post("/generate", policy.generate), web.get("/health", lambda _: web.Response())])
@@ -62,7 +67,7 @@ async def attempt(turns: list[str], command: str, tmp_path: Path) -> tuple[list,
     await site.start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     config = RolloutConfig(
-        agent="command",
+        agent="command" if command else "builtin",
         agent_command=command,
         urls=(url,),
         max_tokens=16000,
@@ -70,7 +75,6 @@ async def attempt(turns: list[str], command: str, tmp_path: Path) -> tuple[list,
         request_timeout_s=20.0,
     )
     limits = SandboxConfig(warm=1, grading_budget_s=60.0)
-    train, _ = read_repository_tasks(TasksConfig(source="swe", path=str(TASKS), max_turns=8))
     events, servers, sandboxes = [], ServerPool(config, STUDENT, folder=tmp_path, urls=(url,)), SandboxPool(limits)
     await sandboxes.start()
     await servers.start()
@@ -79,7 +83,7 @@ async def attempt(turns: list[str], command: str, tmp_path: Path) -> tuple[list,
         async with Collector(
             config, limits, servers=servers, sandboxes=sandboxes, grade=grade, chat=chat, seed=0
         ) as collector:
-            await collector.collect(0, 0, [[train[0]]], events.append)
+            await collector.collect(0, 0, [[task]], events.append)
     finally:
         await servers.close()
         await sandboxes.close()
@@ -89,15 +93,15 @@ async def attempt(turns: list[str], command: str, tmp_path: Path) -> tuple[list,
 
 
 def test_mini_swe_agent_mends_a_repository_through_the_endpoint_and_every_token_is_recorded(tmp_path):
-    train, _ = read_repository_tasks(TasksConfig(source="swe", path=str(TASKS)))
-    bug = next(i for i in read_instances(TASKS / "train.jsonl") if i.instance_id == train[0].id).patch
+    task = repository()
+    bug = next(i for i in read_instances(TASKS / "train.jsonl") if i.instance_id == task.id).patch
     turns = [
         turn_of("look around", "ls; id -u"),
         "I forgot how to answer.",
         turn_of("undo the change", f"cat > /tmp/bug.diff <<'END'\n{bug}END\npatch -R -p1 < /tmp/bug.diff"),
         turn_of("done", DONE),
     ]
-    events, policy = asyncio.run(attempt(turns, DRIVER, tmp_path))
+    events, policy = asyncio.run(attempt(turns, DRIVER, tmp_path, repository()))
     assert not [event for event in events if isinstance(event, TrajectoryLost)], events[-1]
     trajectory = next(e.trajectory for e in events if isinstance(e, TrajectoryCompleted))
     assert next(e.reward for e in events if isinstance(e, Rewarded)) == 1.0
@@ -108,7 +112,7 @@ def test_mini_swe_agent_mends_a_repository_through_the_endpoint_and_every_token_
     for prompt in policy.prompts:
         assert list(row.token_ids[: len(prompt)]) == prompt
     seen = policy.tokenizer.decode(row.token_ids)
-    assert train[0].request.splitlines()[0] in seen and "submit done" not in seen
+    assert task.request.splitlines()[0] in seen and "submit done" not in seen
     assert "Format error" in seen and "<returncode>0</returncode>" in seen
     assert row.policy_versions == (0,) * trajectory.sampled_tokens
 
@@ -123,12 +127,22 @@ def test_an_update_is_trained_on_what_mini_swe_agent_did_with_a_real_server(tmp_
     assert row["policy_lag_max"] == 0 and row["engine_learner_logprob_diff_max"] < 1e-4
 
 
+def test_a_policy_that_is_spoken_to_in_its_own_words_meets_the_tokens_of_the_built_in_loop(tmp_path):
+    (task,) = build_source(TasksConfig(kinds=("read",), size=1)).take(1)
+    turns = ["nonsense", "true", f"cat {task.prompt.split()[-1]}", f"submit {task.grading.answer}"]
+    config = f" --config {ROOT}/examples/agents/shell_policy.yaml"
+    found = [asyncio.run(attempt(turns, command, tmp_path, task))[0] for command in ("", DRIVER + config)]
+    ended = [next(e.trajectory for e in events if isinstance(e, TrajectoryCompleted)) for events in found]
+    assert ended[0].rows == ended[1].rows and ended[0].turns == ended[1].turns == 4
+    assert [next(e.reward for e in events if isinstance(e, Rewarded)) for events in found] == [1.0, 1.0]
+
+
 @pytest.mark.parametrize(
     ("turns", "reason"),
     [(["no"] * 3, EndReason.MALFORMED), ([turn_of("wait", "true")] * 9, EndReason.MAX_TURNS)],
 )
 def test_a_harness_that_gives_up_or_runs_into_a_limit_ends_with_that_reason(tmp_path, turns, reason):
-    events, _ = asyncio.run(attempt(turns, DRIVER, tmp_path))
+    events, _ = asyncio.run(attempt(turns, DRIVER, tmp_path, repository()))
     assert not [event for event in events if isinstance(event, TrajectoryLost)], events[-1]
     assert next(e.trajectory for e in events if isinstance(e, TrajectoryCompleted)).end_reason is reason
     assert next(e.reward for e in events if isinstance(e, Rewarded)) == 0.0

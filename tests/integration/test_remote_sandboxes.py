@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -28,7 +29,7 @@ KEY = "the key of this test"
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[str, subprocess.Popen]]:
     """(address, process) of a server; it ends cleanly when told to."""
-    settings = ["--sandbox.api_key", KEY, "--sandbox.max_open", "3", "--sandbox.warm", "1", "--sandbox.lifetime_s", "6"]
+    settings = ["--sandbox.api_key", KEY, "--sandbox.max_open", "3", "--sandbox.warm", "1", "--sandbox.lifetime_s", "3"]
     process = subprocess.Popen(
         [sys.executable, "tools/serve_sandboxes.py", *settings],
         cwd=ROOT,
@@ -135,7 +136,7 @@ def test_a_client_that_died_holds_nothing_after_the_lifetime(served):
     asyncio.run(die())
     started = time.monotonic()
     with_pool(served[0], body)
-    assert time.monotonic() - started < 12
+    assert time.monotonic() - started < 9
 
 
 @pytest.mark.parametrize("key", ["", "wrong"])
@@ -157,9 +158,6 @@ def test_a_server_that_is_not_there_is_refused_with_the_remedy_and_nothing_runs_
     ("words", "remedy"),
     [(["--host", "0.0.0.0"], "--sandbox.api_key"), (["--sandbox.backend", "remote"], "bubblewrap or docker")],
 )
-def test_a_server_that_would_be_open_to_anyone_or_serve_nothing_is_refused(words, remedy):
-    line = [sys.executable, "tools/serve_sandboxes.py", *words]
-    done = subprocess.run(
-        line, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2 and remedy in done.stderr and "Traceback" not in done.stderr
+def test_a_server_that_would_be_open_to_anyone_or_serve_nothing_is_refused(capsys, words, remedy):
+    assert runpy.run_path(str(ROOT / "tools" / "serve_sandboxes.py"))["main"](words) == 2
+    assert remedy in capsys.readouterr().err
