@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import tomli_w
 
+from megathunder.config.affine import refuse_not_affine
 from megathunder.config.root import Config
 from megathunder.errors import ConfigError
 
@@ -95,6 +96,7 @@ def _unknown_keys(table: Table, kind: type, prefix: str = "") -> Iterator[tuple[
 
 
 def _unknown_key(dotted: str, legal: list[str], origin: str) -> ConfigError:
+    refuse_not_affine(dotted)
     section, _, key = dotted.rpartition(".")
     where = f"[{section}]" if section else "the top level"
     near = difflib.get_close_matches(key, legal, 1, 0.6)
@@ -116,6 +118,7 @@ def _wrong_type(error: msgspec.ValidationError, table: Table, origin: str) -> Co
     for key in dotted.split("."):
         value = value.get(key, value) if isinstance(value, dict) else value
     hint = settings().get(dotted)
+    refuse_not_affine(str(value))
     if typing.get_origin(hint) is typing.Literal:
         legal = [str(choice) for choice in typing.get_args(hint)]
         near = difflib.get_close_matches(str(value), legal, 1, 0.5)

@@ -21,17 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from megathunder.config.affine import NORMALISATIONS, refuse_not_affine
 from megathunder.errors import ConfigError, UserError
-
-NORMALISATIONS = ("std", "sample_std", "none", "leave_one_out")
-
-NOT_AFFINE = {
-    "batch_whitening": "its mean and deviation run over all groups, so no group can close before the last one",
-    "quantile": "which trajectories are kept depends on ranks, not on each reward times a constant",
-    "relative_length_penalty": "the penalty of one trajectory depends on the lengths of the others of its group",
-    "multi_step_clipping": "from the second step on, the weight of a token depends on the moved policy",
-}
-"""What cannot be streamed exactly, and why: these must see every trajectory before the first backward."""
 
 
 class Coefficients(NamedTuple):
@@ -124,16 +115,6 @@ def advantages(
         result += [0.0 if r is None else coefficients.advantage(float(r)) for r in group]
         start += size
     return result
-
-
-def refuse_not_affine(name: str) -> None:
-    """ConfigError naming `name` if it is known to be impossible to stream exactly."""
-    if name in NOT_AFFINE:
-        raise ConfigError(
-            f"{name!r}",
-            expected="a weight that is affine in each trajectory's reward once its group is known",
-            remedy=f"choose one of {', '.join(NORMALISATIONS)}; {name} is refused because {NOT_AFFINE[name]}",
-        )
 
 
 def _unknown(normalisation: str) -> ConfigError:

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megathunder.config.affine import NORMALISATIONS, NOT_AFFINE
 from megathunder.errors import ConfigError, UserError
 from megathunder.objectives.advantage import (
-    NORMALISATIONS,
-    NOT_AFFINE,
     GroupStatistics,
     advantages,
     check_normalisation,
