@@ -46,7 +46,8 @@ def draw_costs(panels: Sequence[Panel], unit: str, path: Path) -> None:
         figure = Figure(figsize=(max(5.4, 4.2 * len(panels)), 4.0), layout="constrained")
         for number, (axes, panel) in enumerate(zip(figure.subplots(1, len(panels), squeeze=False)[0], panels)):
             _draw(axes, panel, legend=number == 0)
-            axes.set_xlabel(f"{unit} of training")
+            lines = f"dotted: target {panel.target:.1%}, dashed: budget {panel.budget:.3g} h"
+            axes.set_xlabel(f"{unit} of training\n{lines}")
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=160)
 
@@ -63,8 +64,8 @@ def _draw(axes: Axes, panel: Panel, *, legend: bool) -> None:
         axes.errorbar(place, series.values, [below, above], fmt="none", ecolor=colour, elinewidth=1.0, alpha=0.45)
         axes.plot(series.hours, series.values, "o", color=colour, markersize=4.5, label=series.name)
         axes.plot(series.hours, series.values, color=colour, linewidth=1.4, drawstyle="steps-post", alpha=0.8)
-    axes.axhline(panel.target, color=style.INK, linewidth=0.9, linestyle=":", label=f"target {panel.target:.1%}")
-    axes.axvline(panel.budget, color=style.FAINT, linewidth=0.9, linestyle="--", label=f"budget {panel.budget:.3g} h")
+    axes.axhline(panel.target, color=style.INK, linewidth=0.9, linestyle=":")
+    axes.axvline(panel.budget, color=style.FAINT, linewidth=0.9, linestyle="--")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_xlim(left=0 if shift else None)
     axes.set_ylim(bottom=0)
