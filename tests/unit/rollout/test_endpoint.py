@@ -43,13 +43,14 @@ def text(messages, **more):
 FINISH = 'call("/session/end", {"answer": "42"})\n'
 
 
-def harness(tmp_path: Path, script: str, turns=(), **settings):
+def harness(tmp_path: Path, script: str, turns=(), site: bool = False, **settings):
     """(events, what the script left in `result`, request bodies) of one trajectory by a harness."""
     file, result = tmp_path / "harness.py", tmp_path / "result.json"
     keep = f"def keep(value):\n    open({str(result)!r}, 'w').write(json.dumps(value))\n"
     file.write_text(CLIENT + keep + script)
     script_of = turns if callable(turns) else scripted(*turns)
-    command = f"{sys.executable} -S {file}"
+    command = f"{sys.executable} {'' if site else '-S'} {file}"
+    settings = {"deadline_s": 60.0} | settings  # a busy machine is no fault of the harness
     events, sandboxes, bodies = collect(script_of, tmp_path, agent="command", agent_command=command, **settings)
     left = json.loads(result.read_text()) if result.exists() else None
     return events, left, bodies, sandboxes
@@ -186,6 +187,25 @@ keep([
     assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == "ls"
     assert chunks[-1]["finish_reason"] == "stop" and len(bodies) == 1
     assert done(events).turns == 1 and bytes(done(events).rows[0].token_ids) == b"\x01gols\0"
+
+
+def test_openais_own_client_is_understood(tmp_path):
+    script = """
+from openai import BadRequestError, OpenAI
+client, messages = OpenAI(max_retries=0), [{"role": "user", "content": "go"}]
+said = client.chat.completions.create(model=client.models.list().data[0].id, messages=messages)
+messages += [said.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "x"}]
+parts = [p for p in client.chat.completions.create(model="policy", messages=messages, stream=True)]
+tools = [{"type": "function", "function": {"name": "f"}}]
+try:
+    client.chat.completions.create(model="policy", messages=messages, tools=tools)
+except BadRequestError as error:
+    keep([said.choices[0].message.content, said.usage.total_tokens,
+          "".join(p.choices[0].delta.content or "" for p in parts), parts[-1].choices[0].finish_reason, error.code])
+"""
+    events, left, _, _ = harness(tmp_path, script + FINISH, [says("ls"), says("found")], site=True)
+    assert left == ["ls", 6, "found", "stop", "unsupported"]
+    assert len(done(events).rows) == 1 and done(events).turns == 2
 
 
 def test_the_sampling_of_the_run_is_kept_and_fewer_tokens_may_be_asked_for(tmp_path):
