@@ -41,5 +41,9 @@ setup(
         "wandb": pinned("wandb"),
         "router": pinned("router"),
     },
-    entry_points={"sglang.srt.plugins": []},
+    entry_points={
+        "sglang.srt.plugins": [
+            "megathunder_suffix_speculation = megathunder.rollout.speculation.plugin:install",
+        ]
+    },
 )

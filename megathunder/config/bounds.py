@@ -17,6 +17,8 @@ _POSITIVE = """
     rollout.observation_characters rollout.max_concurrent rollout.deadline_s rollout.request_timeout_s
     rollout.startup_timeout_s rollout.max_total_tokens rollout.max_running_requests
     placement.cache_share placement.spill_gap
+    speculation.max_draft_tokens speculation.cache_tokens speculation.low_load_requests speculation.high_load_requests
+    speculation.load_every_s
     loss.constant
     salt.sketch_dimension
     sagc.dual_step sagc.prior_straggled sagc.prior_steady sagc.prompt_strength

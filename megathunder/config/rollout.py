@@ -65,6 +65,8 @@ class RolloutConfig:
     """Requests one server decodes at once."""
     ignore_eos: bool = False
     """Sample every turn to its full length (workloads for timing only)."""
+    speculation: Literal["off", "suffix"] = "off"
+    """`suffix`: servers draft from earlier trajectories where that pays ([speculation]); what is sampled is unchanged."""
     sglang: dict[str, str] = field(default_factory=dict)
     """Further SGLang server arguments by name, as strings (`{"mem_fraction_static": "0.5"}`)."""
 

@@ -17,6 +17,7 @@ from megathunder.config.run import RunConfig
 from megathunder.config.sagc import SagcConfig
 from megathunder.config.salt import SaltConfig
 from megathunder.config.sandbox import SandboxConfig
+from megathunder.config.speculation import SpeculationConfig
 from megathunder.config.streaming import StreamingConfig
 from megathunder.config.tasks import TasksConfig
 
@@ -39,6 +40,7 @@ class Config:
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     placement: PlacementConfig = field(default_factory=PlacementConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     grpo: GrpoConfig = field(default_factory=GrpoConfig)
     salt: SaltConfig = field(default_factory=SaltConfig)
     opd: OpdConfig = field(default_factory=OpdConfig)

@@ -14,7 +14,9 @@ import sys
 from pathlib import Path
 
 from megathunder.config.rollout import RolloutConfig
+from megathunder.config.speculation import SpeculationConfig
 from megathunder.errors import ConfigError
+from megathunder.rollout.speculation.settings import settings_variable
 
 CPU_ENGINE = Path(__file__).parent / "cpu_engine"
 PACKAGE_PARENT = Path(__file__).parents[2]
@@ -29,6 +31,8 @@ CPU_ARGUMENTS = {
     "disable_overlap_schedule": "true",  # one thread: the overlap has nothing to hide behind
 }
 GPU_ARGUMENTS = {"device": "cuda"}
+CPU_PLUGINS = ("megathunder_seeded_sampling", "megathunder_forked_start")
+SPECULATION_PLUGIN = "megathunder_suffix_speculation"
 
 
 def resolve_device(device: str) -> str:
@@ -41,10 +45,17 @@ def resolve_device(device: str) -> str:
 
 
 def server_command(
-    config: RolloutConfig, *, model: Path, port: int, device: str, version: int, index: int = 0
+    config: RolloutConfig,
+    *,
+    model: Path,
+    port: int,
+    device: str,
+    version: int,
+    index: int = 0,
+    speculation: SpeculationConfig | None = None,
 ) -> list[str]:
     """`python -m sglang.launch_server ...` for a server of `model` that starts at policy version `version`; on GPUs the
-    `index`-th server takes the GPUs after those of the servers before it."""
+    `index`-th server takes the GPUs after those of the servers before it. `speculation`: it drafts."""
     arguments = {
         "model_path": str(model),
         "host": config.host,
@@ -59,6 +70,7 @@ def server_command(
         "log_level": "warning",
         **(CPU_ARGUMENTS if device == "cpu" else GPU_ARGUMENTS | _gpus(config, index)),
         **({"api_key": config.api_key} if config.api_key else {}),
+        **(_speculation(speculation) if speculation else {}),
         **config.sglang,
     }
     command = [sys.executable, "-m", "sglang.launch_server"]
@@ -69,13 +81,20 @@ def server_command(
     return command
 
 
+def _speculation(settings: SpeculationConfig) -> dict[str, str]:
+    width = settings.max_draft_tokens + 1  # and the token that is sampled anyway
+    return {"speculative_algorithm": "SUFFIX", "speculative_num_draft_tokens": str(width)}
+
+
 def _gpus(config: RolloutConfig, index: int) -> dict[str, str]:
     return {"base_gpu_id": str(config.first_gpu + index * config.gpus_per_server)}
 
 
-def server_environment(device: str, temporary: Path, *, ranks: int = 1) -> dict[str, str]:
-    """The caller's environment, no network look-ups, and on a CPU one thread and the stand-ins on the path. `ranks`:
-    the server's tensor parallelism."""
+def server_environment(
+    device: str, temporary: Path, *, ranks: int = 1, speculation: SpeculationConfig | None = None
+) -> dict[str, str]:
+    """The caller's environment, no network look-ups, on a CPU one thread and the stand-ins on the path, and the
+    plug-ins the server loads with the settings of `speculation`. `ranks`: the server's tensor parallelism."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TMPDIR": str(temporary)}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(name, None)  # torchrun's: the server is no rank of the learner
@@ -83,11 +102,15 @@ def server_environment(device: str, temporary: Path, *, ranks: int = 1) -> dict[
     if device == "cpu":
         path.insert(0, str(CPU_ENGINE))
         environment.update(SGLANG_USE_CPU_ENGINE="1", OMP_NUM_THREADS="1")
-        environment["SGLANG_PLUGINS"] = "megathunder_seeded_sampling,megathunder_forked_start"
         environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "false"
         environment["TORCHDYNAMO_DISABLE"] = "1"  # the sharded embedding would be compiled with triton
         if ranks > 1:  # SGLang wants a place for each rank, and would bind to it with the real kernels
             environment.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join(map(str, range(ranks))))
+    plugins = [*(CPU_PLUGINS if device == "cpu" else ()), *([SPECULATION_PLUGIN] if speculation else ())]
+    if plugins:
+        environment["SGLANG_PLUGINS"] = ",".join(plugins)
+    if speculation:
+        environment.update(settings_variable(speculation))
     environment["PYTHONPATH"] = os.pathsep.join(path)
     return environment
 

@@ -21,7 +21,15 @@ import msgspec
 
 from megathunder.errors import InfrastructureFailure, UserError
 from megathunder.rollout.server import authorization
-from megathunder.rollout.wire import ModelInfo, Outcome, ServerInfo, policy_version
+from megathunder.rollout.wire import (
+    Loads,
+    ModelInfo,
+    Outcome,
+    ServerInfo,
+    ServerState,
+    SpeculationCounts,
+    policy_version,
+)
 from megathunder.types import ServerAddress
 
 Answer = TypeVar("Answer")
@@ -143,6 +151,22 @@ class ServerControl:
         """Load the weights of a Hugging Face folder that the server can read, flush, and call them `version`."""
         body = {"model_path": folder} | ({"weight_version": str(version)} if version is not None else {})
         await self._act(server, "/update_weights_from_disk", body)
+
+    async def requests(self, server: ServerAddress) -> int:
+        """Requests the server has, running and waiting."""
+        loads = await self._call("GET", server, "/v1/loads?include=core", None, Loads)
+        return sum(load.num_running_reqs + load.num_waiting_reqs for load in loads.loads)
+
+    async def set_state(self, server: ServerAddress, numbers: dict[str, float]) -> None:
+        """Change settings of a running server by name."""
+        answers = await self._call("POST", server, "/set_internal_state", {"server_args": numbers}, list[bool])
+        if not all(answers):
+            raise InfrastructureFailure(f"{server.name}/set_internal_state refused {numbers}")
+
+    async def speculation(self, server: ServerAddress) -> SpeculationCounts | None:
+        """What the server has drafted since it started; None where it does not draft."""
+        state = await self._call("GET", server, "/server_info", None, ServerState)
+        return state.internal_states[0].speculation if state.internal_states else None
 
     async def flush_cache(self, server: ServerAddress) -> None:
         """Empty the prefix cache; refused by a server that still has requests."""

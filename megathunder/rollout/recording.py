@@ -18,6 +18,7 @@ from megathunder import tracing
 from megathunder.config.rollout import RolloutConfig
 from megathunder.rollout.client import Generation
 from megathunder.rollout.engine import DeadlinePassed, Engine, EpisodeClock
+from megathunder.rollout.speculation.origin import origin_of
 from megathunder.rollout.wire import SamplingParams
 from megathunder.rollout.workspace import CommandResult, Workspace
 from megathunder.tasks import ChatFormat, Task
@@ -145,6 +146,7 @@ class Recording:
             top_p=config.top_p,
             stop_token_ids=() if config.ignore_eos else (self.chat.end_token_id,),
             ignore_eos=config.ignore_eos,
+            custom_params=origin_of(self.id, self.task.id) if config.speculation != "off" else None,
             sampling_seed=turn_seed(self.settings.seed, self.id._replace(update=self.settings.batch), self.turns),
         )
         return await self._engine.generate(

@@ -20,6 +20,7 @@ import aiohttp
 import psutil
 
 from megathunder.config.rollout import RolloutConfig
+from megathunder.config.speculation import SpeculationConfig
 from megathunder.errors import UserError
 from megathunder.rollout.command import server_command, server_environment
 
@@ -65,18 +66,28 @@ class ServerProcess:
 
 
 async def start_server(
-    config: RolloutConfig, *, model: Path, port: int, device: str, version: int, log: Path, index: int = 0
+    config: RolloutConfig,
+    *,
+    model: Path,
+    port: int,
+    device: str,
+    version: int,
+    log: Path,
+    index: int = 0,
+    speculation: SpeculationConfig | None = None,
 ) -> ServerProcess:
     """Start a server of `model` and wait until it answers; raises UserError when it exits or takes too long."""
     temporary = Path(tempfile.mkdtemp(prefix="mt-"))  # socket paths must be short
     guard = [sys.executable, "-S", "-E", str(GUARD), str(os.getpid()), ",".join(map(str, config.cpu_cores)) or "-"]
-    command = server_command(config, model=model, port=port, device=device, version=version, index=index)
+    command = server_command(
+        config, model=model, port=port, device=device, version=version, index=index, speculation=speculation
+    )
     with log.open("ab") as output:
         output.write((" ".join(command) + "\n").encode())
         process = await asyncio.create_subprocess_exec(
             *guard,
             *command,
-            env=server_environment(device, temporary, ranks=config.gpus_per_server),
+            env=server_environment(device, temporary, ranks=config.gpus_per_server, speculation=speculation),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -21,6 +21,7 @@ import aiohttp
 
 from megathunder import tracing
 from megathunder.config.rollout import RolloutConfig
+from megathunder.config.speculation import SpeculationConfig
 from megathunder.errors import ConfigError, InfrastructureFailure, UserError
 from megathunder.rollout.command import check_cores, choose_port, resolve_device
 from megathunder.rollout.server import ServerProcess, authorization, is_healthy, start_server
@@ -56,7 +57,7 @@ class Slot:
 
 class ServerPool:
     """Servers named `<name>-<i>` of one model. `policy_version` is what a started server calls its first weights;
-    `first_index` servers of other pools take the GPUs before this one's."""
+    `first_index` servers of other pools take the GPUs before this one's. `speculation`: started servers draft."""
 
     def __init__(
         self,
@@ -70,11 +71,13 @@ class ServerPool:
         first_index: int = 0,
         policy_version: int = 0,
         on_restart: OnRestart | None = None,
+        speculation: SpeculationConfig | None = None,
     ) -> None:
         self._config, self._model, self._folder, self._name = config, model, folder, name
         self._urls = config.urls if urls is None else urls
         self._count = config.servers if servers is None else servers
         self._version, self._on_restart, self._first_index = policy_version, on_restart, first_index
+        self._speculation = speculation
         self._slots: list[Slot] = []
         self._watchers: list[asyncio.Task[None]] = []
         self._changed = asyncio.Condition()
@@ -196,6 +199,7 @@ class ServerPool:
                 version=self._version,
                 log=self._folder / f"{slot.address.name}.log",
                 index=self._first_index + self._slots.index(slot),
+                speculation=self._speculation,
             )
 
     async def _find(self, slot: Slot) -> None:

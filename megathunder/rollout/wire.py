@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from megathunder.rollout.speculation.origin import Origin
+
 TokenLogprob = tuple[float | None, int, str | None]  # (log-probability, token id, text); None for the first input token
 
 
@@ -20,6 +22,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     sampling_seed: int | None = None
+    top_k: int = -1
+    min_p: float = 0.0
+    custom_params: Origin | None = None  # read by a server that drafts
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,6 +82,47 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     tp_size: int = 1
     custom_weight_loader: tuple[str, ...] = ()
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of one data-parallel rank."""
+
+    num_running_reqs: int
+    num_waiting_reqs: int
+
+
+class Loads(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of GET /v1/loads."""
+
+    loads: tuple[Load, ...]
+
+
+class SpeculationCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What our speculation plug-in reports of a server, counted since its start."""
+
+    steps: int
+    steps_drafted: int
+    steps_shut: int
+    requests: int  # decoding, summed over steps
+    lookups: int
+    drafted_tokens: int
+    accepted_tokens: int
+    emitted_tokens: int
+    openings: int
+    lookup_s: float
+    cached_tokens: int
+    open: int
+    max_draft_tokens: int
+
+
+class InternalState(msgspec.Struct, frozen=True, kw_only=True):
+    speculation: SpeculationCounts | None = None
+
+
+class ServerState(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of GET /server_info: the state of its ranks."""
+
+    internal_states: tuple[InternalState, ...] = ()
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,26 @@
+"""How servers draft where `rollout.speculation` is on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationConfig:
+    """[speculation] drafts from earlier trajectories, and the gate that decides whether a step has any."""
+
+    max_draft_tokens: int = 7
+    """Tokens drafted for one request in one step, at most."""
+    cache_tokens: int = 400_000
+    """Tokens of earlier trajectories a server keeps to draft from; the oldest go first (0.1 to 0.3 kB each)."""
+    cache: Literal["patterns", "arctic"] = "patterns"
+    """`patterns`: in plain Python. `arctic`: suffix trees of arctic-inference, where that is installed."""
+    gate: bool = True
+    """Draft only as far as measured acceptance and cost say that it pays. Off: always draft (measurements only)."""
+    low_load_requests: float = 8.0
+    """Requests a server at which, coming from high load, speculation is switched on again."""
+    high_load_requests: float = 24.0
+    """Requests a server at which, coming from low load, speculation is switched off."""
+    load_every_s: float = 0.5
+    """How often the load is asked for; a switch takes two answers in a row."""

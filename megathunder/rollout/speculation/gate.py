@@ -1,0 +1,230 @@
+"""Whether a decode step has drafts, and of how many tokens: as many as raise tokens a second, measured, or none.
+
+    chance(p)   how often tokens came true whose path the cache gave probability p (a moving share by bin)
+    choose      tokens by chance, likeliest first, r of them:  (b + sum chance) / (plain(b) + excess(b, r)) -> max over r
+                none unless that beats b / plain(b) by MARGIN
+    open        every request is looked up before every step; shut after the seconds that speculation saved, lookups
+                paid, fall below zero
+    shut        plain steps. Lookups for at most PEEKING of the time, compared with what is then sampled, feed `chance`
+                and tell whether drafting would pay: then it opens
+
+What pays is in seconds of the clock given (the scheduler thread's CPU time on a CPU, wall time on a GPU), scheduling
+and result handling included. Ungated: drafts whenever the cache has some. Counts what it does (`Decisions`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from megathunder.config.speculation import SpeculationConfig
+from megathunder.rollout.speculation.costs import StepCosts
+from megathunder.rollout.speculation.drafts import NOTHING, Draft
+
+BINS = 8
+PRIOR_WEIGHT, SHARE_RATE = 4.0, 1 / 32
+MARGIN = 0.03
+PEEKING = 0.01
+FIRST_CREDIT_S = 1e-3
+SAVED_RATE = 1 / 32
+PLAIN_EVERY = 64  # drafted steps of one size without a plain one to compare with
+UNGATED_PATH = 0.1
+
+
+@dataclass(slots=True)
+class Decisions:
+    """Counted since the server started."""
+
+    steps: int = 0
+    steps_drafted: int = 0
+    steps_shut: int = 0
+    requests: int = 0  # summed over steps
+    lookups: int = 0
+    peeks: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    emitted_tokens: int = 0
+    openings: int = 0
+    lookup_s: float = 0.0
+
+
+class Chance:
+    """Share of tokens that came true, by the probability the cache gave them."""
+
+    def __init__(self) -> None:
+        self._shares = [(bin + 0.5) / BINS for bin in range(BINS)]
+        self._counts = [PRIOR_WEIGHT] * BINS
+
+    def of(self, path: float) -> float:
+        return self._shares[_bin(path)]
+
+    def saw(self, path: float, came_true: bool) -> None:
+        place = _bin(path)
+        self._counts[place] += 1
+        rate = max(SHARE_RATE, 1 / self._counts[place])
+        self._shares[place] += rate * (came_true - self._shares[place])
+
+
+def _bin(path: float) -> int:
+    return min(BINS - 1, int(path * BINS))
+
+
+class Gate:
+    """One server's gate. `clock` gives seconds."""
+
+    def __init__(self, settings: SpeculationConfig, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.gated, self.most = settings.gate, settings.max_draft_tokens
+        self._limit = settings.max_draft_tokens
+        self.costs, self.chance = StepCosts(), Chance()
+        self.decisions = Decisions()
+        self.open = False
+        self._saved_s = 0.0  # moving mean a step, while open; of peeks, while shut
+        self._credit_s = FIRST_CREDIT_S
+        self._lookup_s = 0.0
+        self._since_plain: dict[int, int] = {}
+        self._step: tuple[float, int, list[Draft], float] | None = None  # start, size, drafts, lookups
+        self._looked_up_s = 0.0  # for the step to come
+
+    def control(self, values: dict[str, float]) -> bool:
+        """Settings changed from outside; False, and nothing changed, when one is unknown or out of range."""
+        known = {"max_draft_tokens": range(self._limit + 1), "gate": (0, 1)}
+        if any(name not in known or value not in known[name] for name, value in values.items()):
+            return False
+        self.most = int(values.get("max_draft_tokens", self.most))
+        self.gated = bool(values.get("gate", self.gated))
+        return True
+
+    def asks(self, size: int) -> bool:
+        """Whether to look up drafts for the `size` requests of the next step."""
+        if not self.most:
+            return False
+        if not self.gated:
+            return True
+        return self.open and (self.costs.known(size) > 3 or self._since_plain.get(size, 0) % 2 == 1)
+
+    def choose(self, drafts: Sequence[Draft], *, room: int, spent_s: float) -> list[Draft]:
+        """`drafts`, cut to what pays and to `room` rows in all; `spent_s` is what looking them up took."""
+        size = len(drafts)
+        self._spent(size, spent_s)
+        drafts = [Draft(d.tokens[: self.most], d.paths[: self.most]) for d in drafts]
+        if not self.gated:
+            widths = [sum(path >= UNGATED_PATH for path in d.paths) for d in drafts]
+            order = sorted((j, i) for i, width in enumerate(widths) for j in range(width))[:room]
+        else:
+            if self._since_plain.get(size, 0) >= PLAIN_EVERY:
+                return [NOTHING] * size
+            order = self._best(drafts, room)
+        chosen = [0] * size
+        for _, i in order:
+            chosen[i] += 1
+        return [Draft(d.tokens[:width], d.paths[:width]) for d, width in zip(drafts, chosen)]
+
+    def _best(self, drafts: Sequence[Draft], room: int) -> list[tuple[float, int]]:
+        """The (-chance, request) of the rows to draft; those of a request are its first tokens."""
+        size, ranked = len(drafts), []
+        for i, draft in enumerate(drafts):
+            least = 1.0
+            for path in draft.paths:
+                least = min(least, self.chance.of(path))
+                ranked.append((-least, i))
+        ranked.sort()
+        plain = self.costs.plain(size)
+        best, rows, tokens = (1 + MARGIN) * size / max(plain, 1e-9), 0, float(size)
+        for r, (loss, _) in enumerate(ranked[:room], 1):
+            tokens -= loss
+            rate = tokens / (plain + self.costs.excess(size, r))
+            if rate > best:
+                best, rows = rate, r
+        return ranked[:rows]
+
+    def begin(self, size: int, drafts: list[Draft]) -> None:
+        """A step of `size` requests starts; this is also where the one before it ended."""
+        now = self._clock()
+        if self._step is not None:
+            started, before, had, _ = self._step
+            rows = sum(len(draft.tokens) for draft in had)
+            seconds = now - started - self._looked_up_s
+            if rows:
+                self.costs.saw_drafted(before, rows, seconds)
+            else:
+                self.costs.saw_plain(before, seconds)
+        self._step = (now, size, drafts, self._looked_up_s)
+        self._looked_up_s = 0.0
+
+    def interrupted(self) -> None:
+        """Something other than a decode step came: the step before it cannot be timed."""
+        self._step = None
+        self._looked_up_s = 0.0
+
+    def end(self, counts: Sequence[int]) -> None:
+        """The step that began emitted `counts` tokens a request."""
+        _, size, drafts, paid_s = self._step
+        rows, accepted = sum(len(d.tokens) for d in drafts), sum(counts) - size
+        self._since_plain[size] = self._since_plain.get(size, 0) + 1 if rows else 0
+        for draft, count in zip(drafts, counts):
+            for j, path in enumerate(draft.paths[:count]):  # after the first miss the rest is not known
+                self.chance.saw(path, j < count - 1)
+        self._count(size, rows, accepted)
+        if self.open and self.gated and self.most and self.costs.plain(size):
+            plain = self.costs.plain(size)
+            saved = accepted * plain / size - (self.costs.excess(size, rows) if rows else 0.0) - paid_s
+            self._weigh(saved)
+
+    def _weigh(self, saved_s: float) -> None:
+        self._saved_s += SAVED_RATE * (saved_s - self._saved_s)
+        if self._saved_s < 0:
+            self.open, self._saved_s = False, 0.0
+
+    def may_peek(self, size: int) -> bool:
+        """While shut: whether one request may be looked up now."""
+        plain = self.costs.plain(size)
+        if self.open or not (self.gated and self.most and plain):
+            return False
+        self._credit_s = min(self._credit_s + PEEKING * plain, FIRST_CREDIT_S)
+        return self._credit_s > self._lookup_s
+
+    def peeked(self, spent_s: float) -> None:
+        """One lookup was made while shut."""
+        self.decisions.peeks += 1
+        self._credit_s -= spent_s
+        self._spent(1, spent_s)
+
+    def would_have(self, size: int, draft: Draft, accepted: int) -> None:
+        """What a peek at one of `size` requests drafted, and how many of its tokens then came true."""
+        for j, path in enumerate(draft.paths[: accepted + 1]):
+            self.chance.saw(path, j < accepted)
+        if self.open:
+            return
+        self.costs.doubt()
+        plain = self.costs.plain(size)
+        rows = len(self._best([draft] * size, size * len(draft.tokens)))
+        saved = min(rows / size, accepted) * plain - (self.costs.excess(size, rows) if rows else 0.0)
+        saved -= self._lookup_s * size
+        self._saved_s += 4 * SAVED_RATE * (saved - self._saved_s)
+        if self._saved_s > MARGIN * plain:
+            self.open = True
+            self.decisions.openings += 1
+
+    def report(self) -> dict[str, float]:
+        """The counts, and the state, as numbers."""
+        state = {"open": int(self.open), "gate": int(self.gated), "max_draft_tokens": self.most}
+        return dataclasses.asdict(self.decisions) | state
+
+    def _spent(self, lookups: int, seconds: float) -> None:
+        self.decisions.lookups += lookups
+        self.decisions.lookup_s += seconds
+        self._looked_up_s += seconds
+        each = seconds / max(lookups, 1)
+        self._lookup_s += (each - self._lookup_s) * (0.1 if self._lookup_s else 1.0)
+
+    def _count(self, size: int, rows: int, accepted: int) -> None:
+        counted = self.decisions
+        counted.steps += 1
+        counted.steps_drafted += bool(rows)
+        counted.steps_shut += not (self.open and self.most) and self.gated
+        counted.requests += size
+        counted.drafted_tokens += rows
+        counted.accepted_tokens += accepted
+        counted.emitted_tokens += size + accepted

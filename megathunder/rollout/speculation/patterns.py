@@ -1,0 +1,165 @@
+"""A suffix cache in plain Python: every place where the last two tokens occurred before is a guess of what follows.
+
+    (t[-2], t[-1]) -> places -> those with the longest match backwards -> of the nearest kin -> vote on every next token
+
+Kin: the same group (its own trajectory included), else the same task, else any. A place's estimate is its share of
+the votes times m / (m + 1) for a match of m tokens, so that one long match weighs more than one short.
+Trajectories that ended go, oldest first, beyond `max_tokens`. About 0.2 kB a token.
+Called by the drafter; the oracle of the adapter to arctic-inference (`arctic.py`) in tests.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from megathunder.rollout.speculation.drafts import NOTHING, Draft
+from megathunder.rollout.speculation.origin import Origin
+
+ANCHOR = 2
+DEPTH = 16  # tokens compared backwards
+PLACES = 12  # newest occurrences of an anchor that are looked at
+PLACE_BITS = 32
+
+
+@dataclass(slots=True, eq=False)
+class Sequenced:
+    """One trajectory's tokens. `running` counts the requests that append to it."""
+
+    serial: int
+    origin: Origin
+    tokens: array = field(default_factory=lambda: array("q"))
+    running: int = 0
+
+
+class PatternCache:
+    """`SuffixCache` over an index of token pairs."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._held: dict[int, Sequenced] = {}  # by serial, oldest first
+        self._by_name: dict[str, Sequenced] = {}
+        self._requests: dict[str, Sequenced] = {}
+        self._places: dict[tuple[int, int], list[int]] = {}
+        self._serial = 0
+        self._tokens = 0
+
+    @property
+    def tokens(self) -> int:
+        return self._tokens
+
+    def begin(self, request: str, origin: Origin, context: Sequence[int]) -> None:
+        context = array("q", context)
+        known = self._by_name.get(origin.trajectory)
+        if known is None or known.running or context[: len(known.tokens)] != known.tokens:
+            self._serial += 1
+            known = self._held[self._serial] = self._by_name[origin.trajectory] = Sequenced(self._serial, origin)
+        known.running += 1
+        self._requests[request] = known
+        self._append(known, context[len(known.tokens) :])
+
+    def extend(self, request: str, tokens: Sequence[int]) -> None:
+        self._append(self._requests[request], tokens)
+
+    def end(self, request: str) -> None:
+        self._requests.pop(request).running -= 1
+        self._evict()
+
+    def draft(self, request: str, limit: int) -> Draft:
+        own = self._requests[request]
+        found = self._matches(own)
+        if not found or limit < 1:
+            return NOTHING
+        longest = max(match for match, _, _ in found)
+        near = [place for place in found if 2 * place[0] >= longest]
+        nearest = min(_distance(place[1].origin, own.origin) for place in near)
+        kin = [(s.tokens, at) for _, s, at in near if _distance(s.origin, own.origin) == nearest]
+        return _vote(kin, longest, limit)
+
+    def _append(self, sequence: Sequenced, tokens: Sequence[int]) -> None:
+        held, places, stamp = sequence.tokens, self._places, sequence.serial << PLACE_BITS
+        had = len(held)
+        held.extend(tokens)
+        self._tokens += len(held) - had
+        for at in range(max(had, ANCHOR), len(held)):
+            pair = (held[at - 2], held[at - 1])
+            known = places.get(pair)
+            if known is None:
+                places[pair] = [stamp | at]
+            else:
+                known.append(stamp | at)
+                if len(known) > 2 * PLACES:
+                    del known[:PLACES]
+
+    def _matches(self, own: Sequenced) -> list[tuple[int, Sequenced, int]]:
+        """(tokens that match backwards, where, position of the token that followed) for the newest places."""
+        held = own.tokens
+        end = len(held)
+        if end < ANCHOR:
+            return []
+        tail = held[-DEPTH:]
+        found = []
+        for place in self._places.get((held[-2], held[-1]), ())[: -PLACES - 1 : -1]:
+            sequence, at = self._held.get(place >> PLACE_BITS), place & ((1 << PLACE_BITS) - 1)
+            if sequence is not None and at < len(sequence.tokens):
+                found.append((_match(sequence.tokens, at, tail), sequence, at))
+        return found
+
+    def _evict(self) -> None:
+        while self._tokens > self._max_tokens:
+            serial = next((s for s, sequence in self._held.items() if not sequence.running), None)
+            if serial is None:
+                return
+            gone = self._held.pop(serial)
+            self._tokens -= len(gone.tokens)
+            if self._by_name.get(gone.origin.trajectory) is gone:
+                del self._by_name[gone.origin.trajectory]
+            self._forget_places(gone.tokens)
+
+    def _forget_places(self, tokens: array) -> None:
+        for pair in {(tokens[i], tokens[i + 1]) for i in range(len(tokens) - 1)}:
+            left = [place for place in self._places.get(pair, ()) if place >> PLACE_BITS in self._held]
+            if left:
+                self._places[pair] = left
+            else:
+                self._places.pop(pair, None)
+
+
+def _match(tokens: array, at: int, tail: array) -> int:
+    """How many tokens before position `at` equal the end of `tail`."""
+    length = len(tail)
+    if at >= length and tokens[at - length : at] == tail:
+        return length
+    match = 0
+    while match < min(length, at) and tokens[at - 1 - match] == tail[-1 - match]:
+        match += 1
+    return match
+
+
+def _distance(theirs: Origin, ours: Origin) -> int:
+    """0: same group (or trajectory), 1: same task, 2: neither."""
+    if theirs.trajectory == ours.trajectory or (ours.group and theirs.group == ours.group):
+        return 0
+    return 1 if ours.task and theirs.task == ours.task else 2
+
+
+def _vote(places: list[tuple[array, int]], match: int, limit: int) -> Draft:
+    """Follow the most frequent next token, the newest on a tie, as long as a place goes on."""
+    told = Counter(held[at : at + limit].tobytes() for held, at in places)  # siblings often say the same
+    rows = [(array("q", text), count) for text, count in told.items()]
+    tokens, paths, path = [], [], 1.0
+    for step in range(limit):
+        votes: Counter[int] = Counter()
+        for row, count in rows:
+            if step < len(row):
+                votes[row[step]] += count
+        if not votes:
+            break
+        token = max(votes, key=votes.__getitem__)
+        path *= votes[token] / votes.total() * (match + step) / (match + step + 1)
+        tokens.append(token)
+        paths.append(path)
+        rows = [(row, count) for row, count in rows if step < len(row) and row[step] == token]
+    return Draft(tuple(tokens), tuple(paths))

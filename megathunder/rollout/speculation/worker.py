@@ -1,0 +1,153 @@
+"""The SUFFIX worker: one decode step of SGLang's own model worker, over drafts, and what of it is kept.
+
+    propose -> lay out rows -> forward and sample every row -> keep the agreeing prefix -> tokens, log-probabilities
+
+A step without drafts is SGLang's plain decode step. Requests whose next token depends on those before it by more than
+the model (penalties, grammars, logit processors), or that want hidden states, keep their whole batch from drafting.
+Weight updates, flushes and versions pass the cache of trajectories by. Built by SGLang's scheduler (`plugin.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+import torch
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+
+from megathunder.rollout.speculation.attention import chains_of, drafted_step
+from megathunder.rollout.speculation.drafter import Drafter
+from megathunder.rollout.speculation.drafts import NOTHING, Draft
+from megathunder.rollout.speculation.gate import Gate
+from megathunder.rollout.speculation.rows import kept_counts, lay_out, padded_rows
+from megathunder.rollout.speculation.settings import build_cache, read_settings
+
+if TYPE_CHECKING:
+    from sglang.srt.distributed.parallel_state_wrapper import ParallelState
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.server_args import ServerArgs
+
+LOGPROB_LISTS = (
+    "next_token_top_logprobs_val",
+    "next_token_top_logprobs_idx",
+    "next_token_token_ids_logprobs_val",
+    "next_token_token_ids_logprobs_idx",
+)
+
+
+class SuffixWorker(BaseSpecWorker):
+    """Stands between the scheduler and the model worker `target_worker`."""
+
+    draft_worker = None  # there is no draft model
+
+    def __init__(
+        self, server_args: ServerArgs, gpu_id: int, ps: ParallelState, nccl_port: int, target_worker: TpModelWorker
+    ) -> None:
+        super().__init__()
+        self._target_worker = target_worker
+        self.model_runner = target_worker.model_runner
+        self._on_cpu = self.model_runner.device == "cpu"
+        self.settings = read_settings()
+        self._clock = time.thread_time if self._on_cpu else time.perf_counter
+        self.gate = Gate(self.settings, self._clock)
+
+    def alloc_memory_pool(self, **pools: object) -> None:
+        """Called when the pools exist: only now is it known how many rows a step may have."""
+        self.req_to_token_pool, self.token_to_kv_pool_allocator = self.target_worker.get_memory_pool()
+        self.drafter = Drafter(
+            build_cache(self.settings),
+            self.gate,
+            max_draft=self.settings.max_draft_tokens,
+            max_rows=self.model_runner.max_running_requests,
+            context_tokens=self.model_runner.model_config.context_len,
+            clock=self._clock,
+        )
+
+    def forward_batch_generation(
+        self, batch: ScheduleBatch, on_publish: object = None, pp_proxy_tensors: object = None
+    ) -> GenerationBatchResult:
+        if not batch.forward_mode.is_decode():
+            self.gate.interrupted()
+            result = self.target_worker.forward_batch_generation(batch)
+            counts, result.new_seq_lens = [1] * len(batch.reqs), batch.seq_lens
+        else:
+            result, counts = self._decode(batch)
+        result.accept_lens = torch.tensor(counts, dtype=torch.int32)
+        result.speculative_num_draft_tokens = result.speculative_output_stride = max(counts, default=1)
+        return result
+
+    def _decode(self, batch: ScheduleBatch) -> tuple[GenerationBatchResult, list[int]]:
+        lengths, size = batch.seq_lens, len(batch.reqs)
+        drafts = self.drafter.propose(batch.reqs) if _may_draft(batch) else [NOTHING] * size
+        self.gate.begin(size, drafts)
+        pool_rows = batch.req_pool_indices
+        lay_out(batch, [draft.tokens for draft in drafts])
+        drafted = any(draft.tokens for draft in drafts)
+        with self._attention(lengths, drafts, pool_rows) if drafted and self._on_cpu else contextlib.nullcontext():
+            result = self.target_worker.forward_batch_generation(batch)
+        if not drafted:
+            counts = [1] * size
+            if batch.return_logprob:
+                result.logits_output.next_token_logprobs = result.logits_output.next_token_logprobs[:, None]
+        else:
+            counts = self._keep(result, drafts, batch.return_logprob)
+        result.new_seq_lens = lengths + torch.tensor(counts, dtype=lengths.dtype).to(lengths.device)
+        self.gate.end(counts)
+        return result, counts
+
+    def _attention(
+        self, lengths: torch.Tensor, drafts: list[Draft], pool_rows: torch.Tensor
+    ) -> contextlib.AbstractContextManager[None]:
+        widths = [1 + len(draft.tokens) for draft in drafts]
+        longest = [length + width for length, width in zip(lengths.tolist(), widths)]
+        table = self.req_to_token_pool.req_to_token
+        return drafted_step(chains_of(longest, widths, pool_rows.tolist(), table))
+
+    def _keep(self, result: GenerationBatchResult, drafts: list[Draft], return_logprob: bool) -> list[int]:
+        """Cut `result`, one entry a row, down to what is kept, padded to the longest: [requests * stride]."""
+        tokens = [draft.tokens for draft in drafts]
+        counts = kept_counts(result.next_token_ids.tolist(), tokens)
+        places = padded_rows(counts, tokens)
+        rows = torch.tensor(places).to(result.next_token_ids.device)
+        result.next_token_ids = result.next_token_ids[rows]
+        if return_logprob:
+            output = result.logits_output
+            output.next_token_logprobs = output.next_token_logprobs[rows].view(len(drafts), -1)
+            for name in LOGPROB_LISTS:
+                values = getattr(output, name)
+                if values:
+                    setattr(output, name, [values[place] for place in places])
+        return counts
+
+    def report(self) -> dict[str, float]:
+        """What GET /server_info shows as `speculation`."""
+        return self.gate.report() | {"cached_tokens": self.drafter.cached_tokens}
+
+    def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
+        self.drafter.finished(rid)
+
+    def clear_cache_pool(self) -> None:
+        """The prefix cache is flushed: keys and values are of old weights. Tokens seen are not."""
+
+    def update_weights_from_disk(self, request: object) -> tuple[bool, str]:
+        return True, "no draft weights"
+
+    update_weights_from_ipc = update_weights_from_disk
+
+    def update_weights_from_tensor(self, request: object) -> tuple[bool, str]:
+        return self.target_worker.update_weights_from_tensor(request)
+
+
+def _may_draft(batch: ScheduleBatch) -> bool:
+    info = batch.sampling_info
+    changed = (info.acc_additive_penalties, info.acc_scaling_penalties, info.sampling_mask_batch_indices)
+    return not (
+        any(value is not None for value in changed)
+        or info.has_custom_logit_processor
+        or batch.has_grammar
+        or batch.return_hidden_states
+        or (batch.multimodal_inputs is not None and any(batch.multimodal_inputs))
+    )

@@ -1,0 +1,64 @@
+"""Rows of a drafted step: what is kept of them, and that one masked attention equals row after row."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from megathunder.rollout.speculation.attention import chains_of, decode, drafted_step
+from megathunder.rollout.speculation.rows import kept_counts, padded_rows
+
+
+def test_a_draft_is_kept_while_it_equals_what_was_sampled_before_it():
+    drafts = [(5, 6, 7), (), (8, 9)]
+    sampled = [5, 6, 1, 2, 3, 4, 9, 9]  # rows of request 0: four; of request 1: one; of request 2: three
+    assert kept_counts(sampled, drafts) == [3, 1, 1]
+    assert padded_rows([3, 1, 1], drafts) == [0, 1, 2, 4, 4, 4, 5, 5, 5]
+
+
+def test_kept_tokens_are_those_that_one_token_a_step_would_have_sampled():
+    """A policy that maps a context to a token, drafts that are right by chance: any drafts, the same continuation."""
+    rng = random.Random(0)
+
+    def policy(context: tuple[int, ...]) -> int:
+        return hash(context) % 3
+
+    for _ in range(200):
+        start, plain = tuple(rng.randrange(3) for _ in range(4)), []
+        while len(plain) < 12:
+            plain.append(policy((*start, *plain)))
+        said: list[int] = []
+        while len(said) < 12:
+            draft = tuple(rng.randrange(3) for _ in range(rng.randrange(4)))
+            sampled = [policy((*start, *said, *draft[:j])) for j in range(len(draft) + 1)]
+            said += sampled[: kept_counts(sampled, [draft])[0]]
+        assert said[:12] == plain
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
+def test_one_masked_attention_a_request_equals_attention_row_after_row(heads):
+    torch.manual_seed(0)
+    query_heads, kv_heads = heads
+    lengths, widths, pool_rows = [9, 5, 12], [3, 1, 4], [2, 0, 1]
+    table = torch.stack([torch.randperm(64)[:16] for _ in range(3)]).int()
+    keys, values = torch.randn(64, kv_heads, 8), torch.randn(64, kv_heads, 8)
+    query = torch.randn(sum(widths), query_heads, 8)
+    expected = []
+    for length, width, pool_row in zip(lengths, widths, pool_rows):
+        for row in range(width):
+            slots = table[pool_row, : length - width + 1 + row].long()
+            k, v = (x[slots].repeat_interleave(query_heads // kv_heads, dim=1) for x in (keys, values))
+            q = query[len(expected)]
+            weights = torch.softmax(torch.einsum("hd,lhd->hl", q, k) * 0.3, dim=-1)
+            expected.append(torch.einsum("hl,lhd->hd", weights, v))
+    with drafted_step(chains_of(lengths, widths, pool_rows, table)):
+        seen = decode(None, None, query, torch.empty_like(query), keys, values, scaling=0.3, enable_gqa=True)
+    torch.testing.assert_close(seen, torch.stack(expected), atol=1e-5, rtol=1e-5)
+
+
+def test_steps_without_drafts_use_the_servers_own_loop():
+    asked = []
+    decode(lambda *arguments, **options: asked.append(arguments), "backend", 1, 2, 3, 4, 5, scaling=1.0)
+    assert asked == [("backend", 1, 2, 3, 4, 5)]

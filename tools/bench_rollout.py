@@ -1,0 +1,51 @@
+#!/usr/bin/env python
+"""Measure what makes rollouts fast, on real servers of this machine, variants alternating.
+
+    python tools/bench_rollout.py speculation --json out.json     suffix speculation against a plain server
+
+Each measurement is a module of tools/rollout_bench/; `--help` after its name says what it does and takes.
+Exit status: 0 done, 1 a target was missed, 2 a setting must be mended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from rollout_bench import speculation
+from rollout_bench.serving import machine
+
+from megathunder.errors import UserError
+
+MEASUREMENTS = {"speculation": speculation}
+
+
+def main(argv: list[str]) -> int:
+    """Run one measurement and write its JSON file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    chosen = parser.add_subparsers(dest="measurement", required=True)
+    for name, module in MEASUREMENTS.items():
+        options = chosen.add_parser(
+            name, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        options.add_argument("--json", required=True, type=Path, help="where the raw numbers go")
+        module.add_options(options)
+    arguments = parser.parse_args(argv)
+    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()}
+    try:
+        result, met = MEASUREMENTS[arguments.measurement].measure(arguments)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    report = {"machine": machine(), "settings": settings, **result}
+    arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
