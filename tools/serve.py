@@ -55,7 +55,13 @@ async def serve(config: Config, announce: Path | None, logs: Path) -> int:
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-    pool = ServerPool(config.rollout, Path(config.learner.model), folder=logs / config.rollout.host, urls=())
+    pool = ServerPool(
+        config.rollout,
+        Path(config.learner.model),
+        folder=logs / config.rollout.host,
+        urls=(),
+        speculation=config.drafting,
+    )
     board = Board(announce, config.rollout.host)
     try:
         starting = asyncio.create_task(pool.start())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from megathunder.config import machine, meaning, models
+from megathunder.config import machine, meaning, models, speculation_laws
 from megathunder.config.bounds import numbers_are_in_range
 from megathunder.config.pass_through import passed_names_exist
 from megathunder.config.root import Config
@@ -34,6 +34,7 @@ LAWS_OF_SETTINGS = (
     machine.enough_servers,
     machine.changes_are_acknowledged,
     machine.adapters_can_be_published,
+    speculation_laws.drafts_fit_the_servers,
 )
 LAWS_OF_THE_MACHINE = (
     machine.the_run_folder_is_free,
@@ -44,6 +45,7 @@ LAWS_OF_THE_MACHINE = (
     machine.the_tasks_are_there,
     machine.wandb_is_installed,
     machine.the_router_is_installed,
+    speculation_laws.the_plug_in_is_installed,
     machine.cores_exist,
     machine.devices_exist,
     machine.kernels_are_installed,
@@ -66,6 +68,7 @@ OF_SAMPLING = frozenset(
         machine.servers_are_not_open_to_the_network,
         machine.enough_servers,
         machine.ports_are_free,
+        speculation_laws.the_plug_in_is_installed,
     )
 )
 """Laws on engines, sandboxes and tasks, which a replay has none of."""

@@ -66,7 +66,7 @@ class RolloutConfig:
     ignore_eos: bool = False
     """Sample every turn to its full length (workloads for timing only)."""
     speculation: Literal["off", "suffix"] = "off"
-    """`suffix`: servers draft from earlier trajectories where that pays ([speculation]); what is sampled is unchanged."""
+    """`suffix`: servers draft from earlier trajectories where that pays ([speculation]); samples are the same."""
     sglang: dict[str, str] = field(default_factory=dict)
     """Further SGLang server arguments by name, as strings (`{"mem_fraction_static": "0.5"}`)."""
 

@@ -73,3 +73,8 @@ class Config:
         """Most trajectories that an update may begin with."""
         largest = self.group_sizes[-1]
         return self.trajectory_target + largest if self.trajectory_target else self.run.groups_per_update * largest
+
+    @property
+    def drafting(self) -> SpeculationConfig | None:
+        """How the rollout servers draft; None where they do not."""
+        return self.speculation if self.rollout.speculation == "suffix" else None

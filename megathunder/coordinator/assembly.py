@@ -27,6 +27,7 @@ from megathunder.rollout.command import resolve_device
 from megathunder.rollout.control import ServerControl
 from megathunder.rollout.placement import build_router
 from megathunder.rollout.supervisor import ServerPool
+from megathunder.coordinator.drafting import Drafting, drafting
 from megathunder.coordinator.persistence import Persistence
 from megathunder.coordinator.replay import ReplayedSupply, read_recorded
 from megathunder.coordinator.sizing import GroupSizes
@@ -59,6 +60,7 @@ class Parts:
     shape: ModelShape
     peak_flops: float
     devices: int = 1  # GPUs, or machines where there are none, that the run holds
+    drafting: Drafting | None = None
 
     def control(self) -> ServerControl:
         """The servers' control endpoints; use as an async context."""
@@ -91,6 +93,7 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
                 placer=build_router(config.placement, config.rollout, servers),
             )
         )
+        drafts = await stack.enter_async_context(drafting(config.drafting, servers, config.rollout.api_key))
         await learner.connect(LEARNER_START_S)
         sizes = GroupSizes(config)
         supply = SampledSupply(config, source, collector, sizes)
@@ -108,6 +111,7 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
             shape=read_model_shape(config.learner.model),
             peak_flops=_peak_flops(config, learner.ranks),
             devices=_devices(config, learner),
+            drafting=drafts,
         )
 
 
@@ -138,7 +142,13 @@ async def _start_servers(
 ) -> tuple[ServerPool, ServerPool | None]:
     """The rollout servers, and the teacher's where there is one, at once."""
     logs = folder.path / "logs"
-    servers = ServerPool(config.rollout, Path(config.learner.model), folder=logs, on_restart=on_restart)
+    servers = ServerPool(
+        config.rollout,
+        Path(config.learner.model),
+        folder=logs,
+        on_restart=on_restart,
+        speculation=config.drafting,
+    )
     pools = [servers]
     if config.objective == "opd":
         urls, model = config.opd.teacher_urls, Path(config.opd.teacher)

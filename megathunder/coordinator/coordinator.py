@@ -256,6 +256,8 @@ class Coordinator:
             sizing=self.parts.sizes.observe(rollouts) if self.config.objective == "grpo" else None,
         )
         self._device_hours = row.device_hours
+        if self.parts.drafting is not None:
+            row = await self.parts.drafting.filled(row)
         self.parts.monitor.row(row)
         persistence, goes_on = self.parts.persistence, update + 1 < run.updates
         persistence.check()

@@ -84,7 +84,7 @@ async def open_session(config: Config, folder: Path, logs: Path) -> AsyncIterato
         sandboxes = open_pool(config.sandbox)
         stack.push_async_callback(end_sandboxes, sandboxes)
         await sandboxes.start()
-        servers = ServerPool(config.rollout, folder, folder=logs)
+        servers = ServerPool(config.rollout, folder, folder=logs, speculation=config.drafting)
         stack.push_async_callback(servers.close)
         await servers.start()
         collector = Collector(

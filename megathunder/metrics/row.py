@@ -163,6 +163,16 @@ class MetricsRow(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     salt: Annotated[Salt | None, _is("Cancellation, spectrum and factors of the gradients; None: not measured.")] = None
 
+    # speculation; None: the servers do not draft
+    speculation_accept_length: Annotated[
+        float | None, _is("Tokens a request gains in a decode step, mean over the update's rollouts; 1: no gain.")
+    ] = None
+    speculation_drafted_tokens: Annotated[int | None, _is("Tokens that servers drafted.")] = None
+    speculation_accepted_tokens: Annotated[int | None, _is("Those that came true and were kept.")] = None
+    speculation_off_share: Annotated[
+        float | None, _is("Share of decode steps without drafts: nothing found, gated off, or high load.")
+    ] = None
+
 
 def definitions() -> dict[str, str]:
     """Field -> what it is, in the order of the row."""

@@ -249,13 +249,10 @@ def missed_targets(summary: Sequence[dict[str, object]]) -> list[str]:
 
 def _print(name: str, concurrency: int, rows: Sequence[Row]) -> None:
     (line,) = summarise(rows)
-    print(
-        f"{name:10} at {concurrency:2}: plain {line['plain_tokens_per_s']:6.0f} tokens/s   "
-        + "   ".join(
-            f"{v} {line[f'{v}_speedup']:.2f} (cpu {line[f'{v}_cpu_speedup']:.2f}, accept {line[f'{v}_accept_length']:.2f}, "
-            f"drafted {line[f'{v}_steps_drafted']:.2f}, same {line[f'{v}_same_tokens']:.2f})"
-            for v in VARIANTS[1:]
-        )
-        + f"   shut {line['gated_steps_shut']:.2f}",
-        flush=True,
-    )
+    print(f"{name:10} at {concurrency:2}: plain {line['plain_tokens_per_s']:6.0f} tokens/s", end="")
+    for variant in VARIANTS[1:]:
+        keys = ("cpu_speedup", "accept_length", "steps_drafted", "same_tokens")
+        shown = {key: line[f"{variant}_{key}"] for key in keys}
+        details = ", ".join(f"{key.replace('_', ' ')} {value:.2f}" for key, value in shown.items())
+        print(f"   {variant} {line[f'{variant}_speedup']:.2f} ({details})", end="")
+    print(f"   steps shut {line['gated_steps_shut']:.2f}", flush=True)

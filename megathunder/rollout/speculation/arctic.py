@@ -5,7 +5,8 @@
 
 Same interface and same preferences as `patterns.py`, which is its oracle. Trajectories that ended go, oldest first,
 beyond `max_tokens`; a tree goes with its last trajectory. Three trees take about 0.3 kB a token.
-Built by `settings.py` where `speculation.cache = "arctic"`: `pip install --no-deps -r requirements/speculation.txt` compiles it.
+Built by `settings.py` where `speculation.cache = "arctic"`. The package is optional and compiled when it is installed:
+pip install --no-deps -r requirements/speculation.txt
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     propose(requests) -> a draft each          before a step: feeds what the last one emitted, then asks cache and gate
     finished(rid)                              feeds the last tokens; the trajectory stays in the cache
 
-No draft reaches past a request's token budget, the model's context or the rows a step may have.
+No draft reaches past a request's token budget, the model's context, the request's cache slots or the rows a step may
+have.
 """
 
 from __future__ import annotations
@@ -114,4 +115,5 @@ class Drafter:
     def _limit(self, request: Req) -> int:
         budget = request.sampling_params.max_new_tokens - len(request.output_ids) - 1
         room = self._context_tokens - len(request.origin_input_ids) - len(request.output_ids)
-        return min(self._max_draft, budget, room)
+        slots = request.kv.kv_allocated_len - request.kv.kv_committed_len - 1
+        return min(self._max_draft, budget, room, slots)

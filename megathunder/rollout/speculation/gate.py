@@ -1,7 +1,7 @@
 """Whether a decode step has drafts, and of how many tokens: as many as raise tokens a second, measured, or none.
 
     chance(p)   how often tokens came true whose path the cache gave probability p (a moving share by bin)
-    choose      tokens by chance, likeliest first, r of them:  (b + sum chance) / (plain(b) + excess(b, r)) -> max over r
+    choose      tokens by chance, likeliest first, r of them: (b + sum chance) / (plain(b) + excess(b, r)), max over r
                 none unless that beats b / plain(b) by MARGIN
     open        every request is looked up before every step; shut after the seconds that speculation saved, lookups
                 paid, fall below zero
@@ -29,6 +29,7 @@ PEEKING = 0.01
 FIRST_CREDIT_S = 1e-3
 SAVED_RATE = 1 / 32
 PLAIN_EVERY = 64  # drafted steps of one size without a plain one to compare with
+FEW = 4  # plain steps of a size before one has drafts
 UNGATED_PATH = 0.1
 
 
@@ -102,7 +103,7 @@ class Gate:
             return False
         if not self.gated:
             return True
-        return self.open and (self.costs.known(size) > 3 or self._since_plain.get(size, 0) % 2 == 1)
+        return self.open and self.costs.known(size) >= FEW
 
     def choose(self, drafts: Sequence[Draft], *, room: int, spent_s: float) -> list[Draft]:
         """`drafts`, cut to what pays and to `room` rows in all; `spent_s` is what looking them up took."""

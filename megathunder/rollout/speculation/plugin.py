@@ -18,10 +18,6 @@ from megathunder.rollout.speculation.algorithm import NAME, SuffixAlgorithm, ref
 SRT = "sglang.srt"
 PREFIX = "speculation_"
 ATTENTION = "TorchNativeAttnBackend._run_sdpa_forward_decode"
-RESERVES = (
-    f"{SRT}.speculative.eagle_utils.get_alloc_reserve_per_decode",
-    f"{SRT}.managers.schedule_batch.get_alloc_reserve_per_decode",
-)
 
 
 def install() -> None:
@@ -43,7 +39,7 @@ def install() -> None:
         f"{SRT}.managers.scheduler.Scheduler.get_internal_state": _get_state,
         f"{SRT}.layers.attention.torch_native_backend.{ATTENTION}": attention.decode,
         f"{SRT}.mem_cache.memory_pool.MHATokenToKVPool._init_kv_copy_and_warmup": _no_cache_copies,
-        **dict.fromkeys(RESERVES, _reserve_one_step),
+        f"{SRT}.mem_cache.allocation_sizing.get_alloc_reserve_per_decode": _reserve_one_step,
     }
     for target, hook in hooks.items():
         HookRegistry.register(target, hook, HookType.AROUND)

@@ -6,9 +6,11 @@ import json
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from megathunder.config import speculation_laws
 from megathunder.config.checks import check, notes
 from megathunder.errors import ConfigError
 from tests.unit.config.config_cases import change, legal, model_folder
@@ -104,6 +106,14 @@ REFUSED: list[tuple[dict[str, object], str, str]] = [
         "'float64'",
         "publish.lora = 'merged'",
     ),
+    (
+        {"rollout__speculation": "suffix", "speculation__low_load_requests": 24.0},
+        "low_load_requests = 24",
+        "high_load_requests = 72",
+    ),
+    ({"rollout__speculation": "suffix", "speculation__max_draft_tokens": 64}, "max_draft_tokens = 64", "520"),
+    ({"rollout__speculation": "suffix", "rollout__sglang": {"tp_size": "2"}}, "sglang.tp_size = 2", "leave out"),
+    ({"speculation__max_draft_tokens": 0}, "max_draft_tokens = 0", "7"),
     ({"run__name": "../x"}, "'../x'", "run.folder"),
     ({"run__resume": True, "run__overwrite": True}, "run.overwrite", "--run.overwrite"),
     ({"learner__model": "/nowhere/at/all"}, "no such folder", "learner.model"),
@@ -236,3 +246,17 @@ def test_legal_and_probably_unintended_settings_are_remarked_on(tmp_path: Path) 
         ({"tasks__size": 3}, "twice"),
     ):
         assert any(words in note for note in notes(change(config, **settings))), settings
+
+
+def test_speculation_needs_the_plug_in_and_the_cache_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = change(legal(tmp_path), rollout__speculation="suffix", speculation__cache="arctic")
+    monkeypatch.setattr(speculation_laws, "entry_points", lambda group: [])
+    with pytest.raises(ConfigError) as refused:
+        check(config, ranks=1)
+    assert "megathunder_suffix_speculation" in refused.value.seen and "setup.sh" in refused.value.remedy
+    monkeypatch.setattr(speculation_laws, "entry_points", lambda group: [SimpleNamespace(name=speculation_laws.PLUGIN)])
+    monkeypatch.setattr(speculation_laws, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as refused:
+        check(config, ranks=1)
+    assert "arctic" in refused.value.seen and "patterns" in refused.value.remedy
+    check(change(config, rollout__urls=("http://127.0.0.1:1",)), ranks=1)  # started elsewhere

@@ -52,7 +52,7 @@ class Server:
         gate.end(counts)
         self.emitted += sum(counts)
 
-    def rate(self, steps: int = 1500) -> float:
+    def rate(self, steps: int = 1000) -> float:
         """Tokens a second over the next steps."""
         before = SimpleNamespace(now=self.now, emitted=self.emitted)
         for _ in range(steps):
@@ -97,7 +97,7 @@ def test_it_opens_when_load_begins_to_repeat_and_shuts_when_it_stops():
     server.rate()
     assert not server.gate.open
     server.truth = 0.95
-    server.rate(4000)
+    server.rate(2500)
     assert server.gate.open and server.rate() > 1.5 * plain_rate(4)
     server.truth = 0.0
     server.rate()
