@@ -1,9 +1,10 @@
 """Whether sampled tokens follow a model's distribution: statistics that need no bound on how they depend.
 
-    u_t = P(y < y_t | context) + v P(y_t | context), v uniform     uniform, independent over t if y is sampled from P
+    u_t = P(y < y_t | context) + v P(y_t | context), v uniform
+    uniform, and independent over t, if y is sampled from P
 
-`uniformity` tests that each u is uniform, `pairs` that neighbours are independent, `pooled` compares the token counts of
-two sets of requests by exchanging whole requests (tokens within a request are dependent). All return p values.
+`uniformity` tests the first, `pairs` that neighbours are independent, `pooled` compares the token counts of two sets of
+requests by exchanging whole requests (tokens within a request are dependent). All return p values.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def served(tmp_path_factory):
 WHOLE = Cut()
 
 
-def draw(served, name, how=WHOLE, *, requests=120, tokens=TOKENS, prompts=4, seed=0, **extra):
+def draw(served, name, how=WHOLE, *, requests=64, tokens=TOKENS, prompts=4, seed=0, **extra):
     """`requests` continuations of a few prompts, each with its own seed, all in flight at once."""
     rng = random.Random(5)
     given = [tuple(rng.randrange(1, VOCABULARY) for _ in range(10)) for _ in range(prompts)]
@@ -134,7 +134,7 @@ def test_the_same_seeds_give_the_same_tokens_and_logprobs_as_without_drafts(serv
     before = counts(served)
     with_drafts, without = draw(served, "drafting", how), draw(served, "plain", how)
     after = counts(served)
-    assert after.accepted_tokens - before.accepted_tokens > 100
+    assert after.accepted_tokens - before.accepted_tokens > 20
     differ = [i for i, (a, b) in enumerate(zip(with_drafts, without)) if a.tokens != b.tokens]
     assert len(differ) <= 1  # rounding may move a draw across a boundary
     u, worst = transformed(served.model, with_drafts, how)
@@ -143,9 +143,9 @@ def test_the_same_seeds_give_the_same_tokens_and_logprobs_as_without_drafts(serv
 
 
 def test_tokens_follow_the_model_and_the_broken_server_is_found_out(served):
-    plain = draw(served, "plain", requests=400, seed=1)
+    plain = draw(served, "plain", requests=240, seed=1)
     for name, holds in (("drafting", True), ("broken", False)):
-        drawn = draw(served, name, requests=400, seed=2)
+        drawn = draw(served, name, requests=240, seed=2)
         u, _ = transformed(served.model, drawn, WHOLE)
         found = {"uniform": uniformity(u), "pairs": pairs(u), "pooled": pooled(plain, drawn, VOCABULARY)}
         assert all((p > 1e-3) == holds for p in found.values()), (name, found)

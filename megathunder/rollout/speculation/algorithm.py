@@ -46,6 +46,7 @@ def refuse_what_is_not_supported(server_args: ServerArgs) -> None:
     """Raises ValueError, with which the server ends before it loads weights."""
     cfg = server_args
     wrong = {
+        "tp_size": (cfg.tp_size, 1),
         "pp_size": (cfg.pp_size, 1),
         "enable_dp_attention": (cfg.enable_dp_attention, False),
         "page_size": (cfg.page_size or 1, 1),

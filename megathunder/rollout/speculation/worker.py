@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 import torch
+from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
@@ -49,6 +50,8 @@ class SuffixWorker(BaseSpecWorker):
         super().__init__()
         self._target_worker = target_worker
         self.model_runner = target_worker.model_runner
+        if self.model_runner.is_hybrid_swa or mambaish_config(self.model_runner.model_config) is not None:
+            raise ValueError("suffix speculation needs full attention in every layer; set rollout.speculation = 'off'")
         self._on_cpu = self.model_runner.device == "cpu"
         self.settings = read_settings()
         self._clock = time.thread_time if self._on_cpu else time.perf_counter
