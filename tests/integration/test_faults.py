@@ -21,9 +21,11 @@ LIMIT_S = 45.0
 
 @pytest.fixture(scope="module")
 def survived(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished run of four updates whose server and whose sandboxes were killed on the way."""
+    """The folder of a finished run of four updates whose server and whose sandboxes were killed on the way; its servers
+    draft from earlier trajectories."""
     folder = tmp_path_factory.mktemp("runs")
     settings = {"run.updates": 4, "run.checkpoint_every": 1, "run.keep_checkpoints": 4}
+    settings["rollout.speculation"] = "suffix"
     with job(folder, "survivor", **settings, **SLOW) as running:
         running.wait_for_update(1)
         running.named("sglang.launch_server")[0].kill()
@@ -56,6 +58,7 @@ def test_a_killed_server_and_killed_sandboxes_lose_nothing_and_count_nothing_twi
         assert row["contributions_applied"] + row["contributions_dropped"] == 12
         assert set(row["dropped_by_reason"]) <= {"equal_rewards"}
         assert row["policy_lag_max"] == 0 and row["engine_learner_logprob_diff_max"] < 1e-4
+        assert row["speculation_accept_length"] >= 1 and 0 <= row["speculation_off_share"] <= 1
         mine = trajectories(survived, row["update"])
         assert len(mine) == 12 and len({str(t["id"]) for t in mine}) == 12
 
