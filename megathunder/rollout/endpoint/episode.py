@@ -36,6 +36,7 @@ GUARD = Path(__file__).parents[1] / "guard.py"
 INHERITED = ("LANG", "LC_ALL", "TZ", "PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS")
 EXIT_S = 2.0  # from the end of a session to the harness's own exit
 MODEL = "policy"  # what harnesses call it
+DEATH_S = 2.0  # for what it started to be gone after SIGKILL
 WORDS_BYTES = 2000  # of its last output, for error messages
 
 
@@ -54,6 +55,7 @@ class HarnessEpisode:
             with tempfile.TemporaryDirectory(prefix="mt-harness-", ignore_cleanup_errors=True) as home:
                 reason = await self._until_end(key, Path(home))
         finally:
+            await self._session.stop()
             self._endpoint.close(key)
             self._recording.forget()
         self.answer = self._session.answer
@@ -129,3 +131,4 @@ async def end_family(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
     await process.wait()
+    await asyncio.to_thread(psutil.wait_procs, family, timeout=DEATH_S)

@@ -12,7 +12,8 @@ asked again because its answer did not arrive gets the same answer. Called by `s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 
 from jinja2 import TemplateError
 
@@ -44,6 +45,7 @@ class Session:
         self.failure: InfrastructureFailure | None = None
         self._conversation = Conversation(recording.chat)
         self._one = asyncio.Lock()
+        self._worker: asyncio.Task[object] | None = None
         self._last: Turn | None = None
         self._undelivered: tuple[list[Message], Turn] | None = None
 
@@ -61,8 +63,7 @@ class Session:
 
     async def complete(self, messages: Sequence[Message], max_new_tokens: int | None = None) -> Turn:
         """The policy's next turn. Raises Refused."""
-        async with self._one:
-            self._check_open()
+        async with self._alone():
             given = list(messages)
             if self._undelivered is not None and self._undelivered[0] == given:
                 return self._undelivered[1]
@@ -89,8 +90,7 @@ class Session:
 
     async def execute(self, command: str, limit_s: float | None) -> ExecAnswer:
         """Run a command in the task's sandbox. Raises Refused."""
-        async with self._one:
-            self._check_open()
+        async with self._alone():
             if self._last is not None and not self._last.ended:
                 raise CUT_OFF
             try:
@@ -105,8 +105,7 @@ class Session:
 
     async def end(self, answer: str | None, reason: str) -> None:
         """The harness is done. Raises Refused for a reason that is not its to give."""
-        async with self._one:
-            self._check_open()
+        async with self._alone():
             if reason not in (EndReason.ANSWERED.value, EndReason.MALFORMED.value):
                 raise Refused(400, "invalid_reason", f"reason {reason!r}: answered or malformed")
             if reason == EndReason.ANSWERED.value:
@@ -115,9 +114,24 @@ class Session:
                 self.reason = self.limit or EndReason.MALFORMED
             self.over.set()
 
-    def _check_open(self) -> None:
-        if self.over.is_set():
-            raise OVER.get(self.reason, Refused(403, "over", "the session is over"))
+    async def stop(self) -> None:
+        """Nothing is sampled, run or recorded from here on; what is under way is given up."""
+        self.over.set()
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.wait((self._worker,))
+
+    @contextlib.asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """One request at a time, while the session is open."""
+        async with self._one:
+            if self.over.is_set():
+                raise OVER.get(self.reason, Refused(403, "over", "the session is over"))
+            self._worker = asyncio.current_task()
+            try:
+                yield
+            finally:
+                self._worker = None
 
     def _reached(self, limit: EndReason) -> Refused:
         self.limit = limit

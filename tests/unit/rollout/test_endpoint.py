@@ -254,6 +254,29 @@ def test_every_end_of_a_harness_has_its_reason(tmp_path, script, reason):
     assert time.monotonic() - started_s < 5 and all(sandbox.closed for sandbox in sandboxes.leased)
 
 
+def test_what_is_under_way_when_the_time_is_up_is_given_up_and_no_turn_follows_the_end(tmp_path):
+    async def slow(body):
+        await asyncio.sleep(0.2 if body["input_ids"].count(2) == 0 else 30.0)
+        return answer(says("ls"))
+
+    script = "m = [('user', 'go')]\na = text(m)\ntext(m + [('assistant', a), ('user', 'x')])\n"
+    started_s = time.monotonic()
+    events, _, _, _ = harness(tmp_path, script, slow, deadline_s=2.0, request_timeout_s=40.0)
+    assert done(events).end_reason is EndReason.DEADLINE and done(events).turns == 1
+    assert [type(event) for event in events] == [TurnCompleted, TrajectoryCompleted, Rewarded]
+    assert time.monotonic() - started_s < 10
+
+
+def test_a_harness_that_exits_while_it_is_answered_leaves_no_turn_behind(tmp_path):
+    async def slow(body):
+        await asyncio.sleep(1.0)
+        return answer(says("late"))
+
+    script = "import threading\nthreading.Thread(target=lambda: text([('user', 'go')]), daemon=True).start()\n"
+    events, _, _, _ = harness(tmp_path, script + "time.sleep(0.3)\nos._exit(0)\n", slow, request_timeout_s=5.0)
+    assert [type(event) for event in events] == [TrajectoryCompleted, Rewarded] and done(events).turns == 0
+
+
 def test_a_harness_that_breaks_is_a_fault_of_the_machinery_and_says_why(tmp_path):
     events, _, _, _ = harness(tmp_path, "raise RuntimeError('no such template')\n")
     lost = only(events, TrajectoryLost)[0].reason
