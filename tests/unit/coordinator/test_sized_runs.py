@@ -1,0 +1,107 @@
+"""Whole runs whose group sizes follow the stragglers: every schedule, and a run that is stopped and resumed."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from test_loop import AnsweringLearner, settings
+
+from megathunder.config import Config
+from megathunder.config.replay import ReplayConfig
+from megathunder.coordinator.agenda import Agenda
+from megathunder.coordinator.assembly import Parts
+from megathunder.coordinator.coordinator import Coordinator
+from megathunder.coordinator.persistence import Persistence
+from megathunder.coordinator.sizing import GroupSizes
+from megathunder.coordinator.supply import NoServers, SampledSupply
+from megathunder.loop import train
+from megathunder.metrics.folder import RunFolder
+from megathunder.metrics.row import MetricsRow
+from megathunder.tasks import build_source
+from megathunder.types import Done, TrajectoryId, WorkStats
+from tests.unit.coordinator.recordings import trajectory_events
+
+
+class Sampling:
+    """A collector whose trajectories are functions of (batch, group, index): two runs of one batch sample alike."""
+
+    async def collect(self, update, version, groups, emit, *, batch, first_group, score) -> None:
+        for b, group in enumerate(groups, first_group):
+            for i in range(len(group)):
+                rng = random.Random(f"{batch}/{b}/{i}")
+                for event in trajectory_events(rng, TrajectoryId(update, b, i), reward=float((b + i) % 2)):
+                    emit(event)
+
+
+class SavingLearner(AnsweringLearner):
+    """Answers to the commands of a checkpoint, too."""
+
+    async def everywhere(self, make, timeout_s):
+        command = make(1 << 40)
+        stats = WorkStats(stepped=not getattr(command, "skip", True))
+        return command, [Done(item=command.item, cell=c, started_s=0, ended_s=0, stats=stats) for c in range(2)]
+
+
+def configured(folder: Path, schedule: str, updates: int, **sagc: object) -> Config:
+    run = {"group_control": "sagc", "group_size": 8, "updates": updates, "folder": str(folder)}
+    config = settings(schedule, run=run, sagc={"trajectories_per_update": 24, **sagc})
+    return dataclasses.replace(config, replay=ReplayConfig(run="no servers to publish to"))
+
+
+def trained(config: Config, *, resume: bool = False) -> tuple[list[MetricsRow], GroupSizes]:
+    rows: list[MetricsRow] = []
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, resume=resume))
+    sizes, learner, folder = GroupSizes(config), SavingLearner(), RunFolder(Path(config.run.folder))
+    supply = SampledSupply(config, build_source(config.tasks), Sampling(), sizes)  # type: ignore[arg-type]
+    saved = {"learner": learner, "supply": supply, "controls": (sizes,)}
+    quiet = SimpleNamespace(note=lambda e: None, show=lambda p: None, say=lambda t: None, row=rows.append)
+    parts = Parts(
+        config=config,
+        agenda=Agenda(config),
+        monitor=quiet,  # type: ignore[arg-type]
+        supply=supply,
+        sizes=sizes,
+        persistence=Persistence(config=config, folder=folder, **saved),  # type: ignore[arg-type]
+        servers=NoServers(),
+        learner=learner,  # type: ignore[arg-type]
+        shape=None,  # type: ignore[arg-type]
+        peak_flops=0.0,
+    )
+
+    async def body() -> None:
+        coordinator = Coordinator(config=config, parts=parts)
+        await coordinator.begin()
+        await train(coordinator)
+
+    asyncio.run(body())
+    return rows, sizes
+
+
+def sizings(rows: list[MetricsRow]) -> list[object]:
+    return [row.sizing for row in rows]
+
+
+@pytest.mark.parametrize("schedule", ["sync", "periodic_async", "thundersync", "one_step_off"])
+def test_the_update_follows_its_sizes_under_every_schedule(tmp_path: Path, schedule: str) -> None:
+    rows, _ = trained(configured(tmp_path, schedule, 8, threshold=1.2))
+    assert all(row.contributions_applied == row.trajectories for row in rows)
+    sizes = [row.sizing.chosen for row in rows]
+    assert sizes[0] == 8 and len(set(sizes)) > 1
+    for row, size in zip(rows, sizes, strict=True):
+        assert row.sizing.groups_by_size == {size: row.trajectories // size} and abs(row.trajectories - 24) <= size / 2
+    assert rows[-1].sizing.multiplier > 0 and set(rows[-1].sizing.posterior) == {4, 8, 16}
+
+
+@pytest.mark.parametrize("prompt_prior", ["off", "kind"])
+def test_ten_updates_are_five_and_a_resume_and_five_bit_for_bit(tmp_path: Path, prompt_prior: str) -> None:
+    more = {"threshold": 1.2, "prompt_prior": prompt_prior}
+    straight, whole = trained(configured(tmp_path / "a", "thundersync", 10, **more))
+    first, _ = trained(configured(tmp_path / "b", "thundersync", 5, **more))
+    second, halves = trained(configured(tmp_path / "b", "thundersync", 10, **more), resume=True)
+    assert sizings(first) + sizings(second) == sizings(straight) and len(second) == 5
+    assert halves.state() == whole.state()
