@@ -174,18 +174,22 @@ def plan(
     console.print(table)
 
 
-def sagc(json: Path, run: tuple[Path, ...] = (), figure: Path | None = None, seeds: int = 5) -> None:
+def sagc(
+    json: Path, run: tuple[Path, ...] = (), keep: Path | None = None, figure: Path | None = None, seeds: int = 5
+) -> None:
     """Straggler rate, utility and wall time of group sizes, on drawn and measured lengths, and the published case.
 
     Args:
         json: Write every number and the assumptions here.
-        run: Folders of runs whose groups of lengths are taken, too (with the default, of the shell tasks).
+        run: Folders of runs whose groups of lengths are taken, beside those in results/shell_lengths.json.
+        keep: Write the lengths of these runs here.
         figure: Draw the rates, the walls and the controller's course here (PNG; default: beside the JSON).
         seeds: Runs of every policy on every stream.
     """
-    groups = lengths.read_lengths(SHELL_LENGTHS) if SHELL_LENGTHS.is_file() else {}
-    for folder in run:
-        groups |= lengths.recorded_lengths(open_folder(folder))
+    recorded = {k: v for folder in run for k, v in lengths.recorded_lengths(open_folder(folder)).items()}
+    if keep:
+        lengths.write_lengths(recorded, keep)
+    groups = {**(lengths.read_lengths(SHELL_LENGTHS) if SHELL_LENGTHS.is_file() else {}), **recorded}
     streams = [*sizes.synthetic(), *(sizes.measured(name, found) for name, found in groups.items())]
     streams = [case for case in streams if sizes.has_choice(case)]
     result = sizes.SagcResult(
