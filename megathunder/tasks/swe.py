@@ -61,7 +61,8 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     FAIL_TO_PASS: Names
     PASS_TO_PASS: Names
     problem_statement: str
-    image_name: str = ""
+    image_name: str = ""  # SWE-smith
+    image: str = ""  # SWE-bench, from 5.0 on
     base_commit: str = ""
     test_patch: str = ""
     version: str | None = None
@@ -157,7 +158,7 @@ def to_task(instance: Instance, folder: Path, max_turns: int) -> Task:
         ),
         max_turns=max_turns,
         request=REQUEST.format(problem=instance.problem_statement.strip(), folder=AGENT_FOLDER),
-        image=instance.image_name,
+        image=instance.image_name or instance.image,
         setup=ONE_COMMIT.format(folder=AGENT_FOLDER),
     )
 
