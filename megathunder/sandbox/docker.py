@@ -43,6 +43,7 @@ KILLED, CONFLICT = 137, 409  # exit status of SIGKILL; HTTP status
 FILES_BYTES = 256 * MB  # of one file
 WAIT = "end=$((SECONDS + {s})); while [ $SECONDS -lt $end ]; do sleep $((end - SECONDS)) & wait; done"
 END_ALL = ["/bin/bash", "--noprofile", "--norc", "-c", "kill -9 -1"]  # spares process 1, as every kill(-1) does
+PATHS = 'export PATH="$PATH:/work/.bin"; '  # programs that a task brings
 LINKS = "for n in {names}; do [ -e /$n ] || ln -s work/$n /$n; done"
 TAKE = 'cd /work; [ -f "$1" ] && [ "$(stat -Lc %s "$1")" -le {most} ] && exec head -c {most} "$1"; exit 1'
 PROBE = """
@@ -201,7 +202,7 @@ class DockerSandbox:
             "command": ["/bin/bash", "--noprofile", "--norc", "-c", wait],
             "entrypoint": "",
             "user": config.container_user,
-            "environment": dict(ENVIRONMENT),
+            "environment": {name: value for name, value in ENVIRONMENT if name != "PATH"},  # the image has its own
             "working_dir": "/work",
             "hostname": "sandbox",
             "network_disabled": True,
@@ -212,7 +213,7 @@ class DockerSandbox:
     async def exec(self, command: str, deadline_s: float) -> ExecResult:
         """Runs `command` with bash for at most `deadline_s`."""
         text = command.replace("\0", "").encode(errors="replace")[:MAX_COMMAND_BYTES].decode(errors="replace")
-        return await self._run(["/bin/bash", "--noprofile", "--norc", "-c", text], deadline_s)
+        return await self._run(["/bin/bash", "--noprofile", "--norc", "-c", PATHS + text], deadline_s)
 
     async def upload(self, files: Iterable[TaskFile]) -> None:
         """Writes `files` with the agent's rights; raises InfrastructureFailure with tar's words."""

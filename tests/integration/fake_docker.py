@@ -141,7 +141,7 @@ class FakeDaemon:
         drop = ["setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "--no-new-privs"]
         drop += ["--bounding-set=-all", "--inh-caps=-all", "env", "-C"]
         drop.append(run.body.get("WorkingDir") or container.body["WorkingDir"])
-        environment = dict(pair.split("=", 1) for pair in container.body["Env"])
+        environment = dict(pair.split("=", 1) for pair in ("PATH=/usr/bin:/bin", *container.body["Env"]))
         writer.write(b"HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n")
         with_stdin = bool(run.body.get("AttachStdin"))
         run.process = await asyncio.create_subprocess_exec(

@@ -60,6 +60,8 @@ def test_a_container_runs_commands_with_limits_and_keeps_files_but_no_process(tm
         assert (await sandbox.exec("ls /proc | grep -c '^[0-9]'; cat run", 5.0)).output.split()[1:] == ["id", "-u"]
         left = await sandbox.exec("for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline; done 2>/dev/null", 5.0)
         assert "sleep 99" not in left.output and "sleep 98" not in left.output and "sleep 30" not in left.output
+        await sandbox.upload([TaskFile(path=".bin/tool", content="#!/bin/sh\necho mine", mode=0o755)])
+        assert (await sandbox.exec("echo $PATH; tool", 5.0)).output == "/usr/bin:/bin:/work/.bin\nmine\n"
         await sandbox.close()
         await sandbox.close()
         with pytest.raises(InfrastructureFailure, match="was closed"):
