@@ -38,7 +38,8 @@ from megathunder.schedule.sizing.straggler import GroupOutcome
 
 NEGLIGIBLE = 1e-3
 """Counts of a prompt below this are forgotten altogether."""
-KEPT_STEPS = 2
+KEPT_STEPS = 32
+"""Closed steps whose choices are kept: a comparison asks for a batch again in the blocks of its other schedules."""
 POOLED = ""
 
 

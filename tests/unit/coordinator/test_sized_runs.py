@@ -105,3 +105,14 @@ def test_ten_updates_are_five_and_a_resume_and_five_bit_for_bit(tmp_path: Path, 
     second, halves = trained(configured(tmp_path / "b", "thundersync", 10, **more), resume=True)
     assert sizings(first) + sizings(second) == sizings(straight) and len(second) == 5
     assert halves.state() == whole.state()
+
+
+def test_a_comparison_gives_every_schedule_the_same_sizes_and_learns_from_a_batch_once(tmp_path: Path) -> None:
+    names = ("sync", "thundersync")
+    config = configured(tmp_path, "sync", 12, threshold=1.2)
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, alternate=names, alternate_block=3))
+    rows, _ = trained(config)
+    sizes = {name: [row.sizing.chosen for row in rows if row.schedule == name] for name in names}
+    assert sizes["sync"] == sizes["thundersync"] and len(set(sizes["sync"])) > 1
+    again = [row.sizing for row in rows if row.schedule == "thundersync"][:3]
+    assert len({s.multiplier for s in again}) == 1, "its first block repeats the batches of the block before"
