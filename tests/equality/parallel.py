@@ -4,6 +4,7 @@
 
 FOLDERS holds model folders by name. An ENTRY is `layout/model/mode[/field=value,...]`; its modes:
 
+    kl           a second update with the KL term to the policy before the first
     grpo, opd    streamed updates, float32 accumulators        lora    GRPO on low-rank adapters
     exact        GRPO with fixed-point accumulators            bad     an all-equal batch, then gradients with a NaN
     resumed      adapters saved after an update and loaded into a learner that starts anew
@@ -28,6 +29,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint import FileSystemReader
 
 from megathunder.config.learner import LearnerConfig
+from megathunder.config.objective import GrpoConfig
 from megathunder.config.root import Config
 from megathunder.errors import MegathunderError
 from megathunder.learner.adapter_files import export_adapter
@@ -82,7 +84,8 @@ def make(folder, mode, settings):
     bundle = build_model(config, layout)
     if bundle.adapted:
         fill_adapters(bundle)
-    return Learner(Config(learner=config), layout, bundle)
+    grpo = GrpoConfig(kl_coefficient=0.3) if mode == "kl" else GrpoConfig()
+    return Learner(Config(learner=config, grpo=grpo), layout, bundle)
 
 
 def exported(learner, prefix, read):
@@ -250,6 +253,9 @@ def main():
         elif mode == "resumed":
             seen = resumed(learner, Path(folders) / model, Path(out) / f"saved.{name}.{model}", settings)
         else:
+            if mode == "kl":
+                take_update(learner, name, mode)
+                learner._stale_below = -1  # the batch is of version 0 again
             seen = take_update(learner, name, mode)
         if dist.get_rank() == 0:
             file = Path(out) / f"{name}.{model}.{mode}.safetensors"

@@ -26,14 +26,14 @@ CP2, SHARDED, VPP2 = "context_parallel=2", "distributed_optimizer=true", "virtua
 # (layout, models, modes, settings) by number of processes
 LAYOUTS = {
     1: [
-        ("one", "dense", "grpo opd exact lora", ""),
+        ("one", "dense", "grpo opd exact lora kl", ""),
         ("one", "mixture", "grpo opd exact lora", ""),
         ("one", "uneven", "grpo", ""),
     ],
     2: [
-        ("tp2", "dense", "grpo opd exact lora", TP2),
+        ("tp2", "dense", "grpo opd exact lora kl", TP2),
         ("tp2 sp", "dense", "grpo opd lora", f"{TP2},{SP}"),
-        ("pp2", "dense", "grpo opd lora", PP2),
+        ("pp2", "dense", "grpo opd lora kl", PP2),
         ("pp2", "uneven", "grpo", PP2),
         ("pp2 vpp2", "dense", "grpo opd", f"{PP2},{VPP2}"),
         ("cp2", "dense", "grpo opd", CP2),
@@ -43,7 +43,7 @@ LAYOUTS = {
         ("pp2", "dense", "bad", PP2),
         ("ep2", "mixture", "grpo opd exact lora bad resumed idle", EP2),
         ("dp2", "mixture", "exact", ""),
-        ("dp2 shards2", "dense", "grpo exact", "accumulator_shards=2"),
+        ("dp2 shards2", "dense", "grpo exact kl", "accumulator_shards=2"),
         ("cp2 shards2", "dense", "grpo", f"{CP2},accumulator_shards=2"),
         ("ep2 shards2", "mixture", "grpo exact", f"{EP2},accumulator_shards=2"),
         ("tp2 sp etp2", "mixture", "grpo", f"{TP2},{SP}"),
@@ -92,7 +92,7 @@ def lines(results):
     for processes, layouts in LAYOUTS.items():
         for name, model, modes, _ in layouts:
             for mode in modes.split():
-                if mode not in ("bad", "resumed", "idle"):
+                if mode not in ("bad", "resumed", "idle", "kl"):
                     yield line(results, processes, name, model, mode)
 
 
@@ -167,6 +167,16 @@ def test_a_nan_on_one_rank_is_skipped_and_named_by_all_and_the_third_stops_the_r
 def test_sharded_adapters_go_on_from_a_checkpoint_that_holds_nothing_else(results, layout, model):
     laws = results[layout, model, "resumed"]
     assert all(bool(held.all()) for held in laws.values()), {n: h.tolist() for n, h in laws.items()}
+
+
+@pytest.mark.parametrize("layout", ["tp2", "pp2", "dp2_shards2"])
+def test_the_reference_is_the_same_policy_in_every_layout(results, layout):
+    """The frozen copy is swapped in where the policy lies: no process group of its own."""
+    one, other = results["one", "dense", "kl"], results[layout, "dense", "kl"]
+    for part in ("gradient.", "update."):
+        assert worlds.largest_difference(of(other, part), of(one, part)) < LIMIT
+    plain = results["one", "dense", "grpo"]
+    assert worlds.largest_difference(of(one, "gradient."), of(plain, "gradient.")) > 0.01, "the term is there"
 
 
 def test_tied_replicas_of_25_and_10_tokens_make_three_passes_each(results):
