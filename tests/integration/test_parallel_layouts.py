@@ -13,6 +13,11 @@ from tools.upcycle_policy import Arguments, upcycle
 CASES = {
     "stages of 2 and 1 layers": {"learner.pipeline_parallel": 2},
     "experts": {"learner.expert_parallel": 2},
+    "shared accumulators, divergence inside the reward": {
+        "learner.accumulator_shards": 2,
+        "grpo.kl_coefficient": 0.05,
+        "grpo.kl_in_reward": "true",
+    },
     "adapters": {"learner.tensor_parallel": 2, "learner.lora_rank": 8, "publish.lora": "adapter"},
 }
 
@@ -33,6 +38,7 @@ def test_two_ranks_train_with_streaming_and_agree_with_the_engine(case: str, tmp
         assert row["schedule"] == "thundersync" and row["policy_lag_max"] == 0
         assert row["engine_learner_logprob_diff_max"] < 1e-4
         assert row["stepped"] == (row["grad_norm"] > 0)
+        assert (row["kl_to_reference"] is not None) == ("grpo.kl_in_reward" in settings)
     written = load_file(running.run / "policy" / "model.safetensors")
     started = load_file(Path(settings.get("learner.model", ROOT / "examples/policies/student")) / "model.safetensors")
     changed = [name for name in written if not written[name].equal(started[name])]

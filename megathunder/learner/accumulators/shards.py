@@ -78,7 +78,7 @@ class Shards:
         if group is None:
             return stacked[0]
         out = torch.empty_like(stacked[0])
-        dist.reduce_scatter_tensor(out, stacked.view(-1), group=group)
+        dist.reduce_scatter_single(out, stacked.view(-1), group=group)
         return out
 
     def agree(self, bucket: int, units: int, value: float) -> tuple[int, float]:
