@@ -6,7 +6,8 @@
     anything else (history edited, shortened, another agent)     -> PROMPT: rendered as a whole (a reset: a new row)
 
 History is never rendered where its tokens are known: what a turn sampled comes back as the ids that were sampled,
-whatever the template makes of its text. Messages are the same if their roles and texts are. Called by `session.py`.
+whatever the template makes of its text. Messages are the same if their roles and texts are, blanks around what the
+assistant said aside (harnesses strip them). Called by `session.py`.
 """
 
 from __future__ import annotations
@@ -39,18 +40,23 @@ class Conversation:
 
     def place(self, messages: Sequence[Message]) -> Segment:
         """What must come before the next turn: an OBSERVATION after the last turn, or the PROMPT of a new row."""
-        given = tuple(messages)
+        given = compared(messages)
         for end in range(len(given), 0, -1):
             if given[end - 1].role != ASSISTANT or given[:end] not in self._known:
                 continue
             known = self._known[given[:end]]
-            new = tuple(self._chat.continuation_ids(given[end:], ended=known.ended))
+            new = tuple(self._chat.continuation_ids(messages[end:], ended=known.ended))
             if given[:end] == self._last:
                 return Segment(role=Role.OBSERVATION, token_ids=new)
             return Segment(role=Role.PROMPT, token_ids=known.token_ids + new)
-        return Segment(role=Role.PROMPT, token_ids=tuple(self._chat.opening_ids(given)))
+        return Segment(role=Role.PROMPT, token_ids=tuple(self._chat.opening_ids(messages)))
 
     def answered(self, messages: Sequence[Message], text: str, token_ids: tuple[int, ...], *, ended: bool) -> None:
         """A turn answered `messages` with `text`; `token_ids` [T] is its row up to its end."""
-        self._last = (*messages, Message(ASSISTANT, text))
+        self._last = compared([*messages, Message(ASSISTANT, text)])
         self._known[self._last] = Known(token_ids=token_ids, ended=ended)
+
+
+def compared(messages: Sequence[Message]) -> Messages:
+    """Messages as they are told apart."""
+    return tuple(m._replace(content=m.content.strip()) if m.role == ASSISTANT else m for m in messages)

@@ -49,9 +49,10 @@ def test_the_nearest_kin_is_asked_first():
     group = (origin("x", "group", "task"), [*SHARED, 10])
     asker = origin("a", "group", "task")
     for told in ([group, task, everyone], [task, everyone], [everyone]):
-        assert ask(fill(ArcticCache(99), *told), SHARED, asker).tokens == ask(
-            fill(PatternCache(99), *told), SHARED, asker
-        ).tokens
+        assert (
+            ask(fill(ArcticCache(99), *told), SHARED, asker).tokens
+            == ask(fill(PatternCache(99), *told), SHARED, asker).tokens
+        )
 
 
 def test_no_draft_is_longer_than_the_limit_and_paths_only_become_less_likely():

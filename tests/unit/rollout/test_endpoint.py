@@ -97,6 +97,15 @@ def test_sampled_ids_come_back_as_they_were_whatever_their_text_would_encode_to(
     assert pending.role is Role.OBSERVATION and pending.token_ids == (2, *b"x", 3)
 
 
+def test_a_harness_that_strips_what_was_said_still_extends_its_row():
+    chat, first = Conversation(ByteChat()), [Message("user", "go")]
+    chat.answered(first, " ls\n", (1, *b"go ls\n", 0), ended=True)
+    for said, role in (("ls", Role.OBSERVATION), (" ls\n", Role.OBSERVATION), ("l s", Role.PROMPT)):
+        assert chat.place([*first, Message("assistant", said), Message("user", " x")]).role is role
+    other = [Message("user", "go "), Message("assistant", "ls"), Message("user", "x")]
+    assert chat.place(other).role is Role.PROMPT  # what others said counts to the blank
+
+
 def test_edited_history_is_a_reset_and_an_earlier_turn_a_branch_and_both_share_the_reward(tmp_path):
     script = TWO_TURNS + (
         'text(first + [("assistant", a), ("user", "otherwise")])\n'  # from the first turn on
