@@ -8,23 +8,31 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from aiohttp import web
 from transformers import AutoTokenizer
 
+from megathunder.config import Config
 from megathunder.config.tasks import TasksConfig
+from megathunder.config.toml import to_toml
 from megathunder.evaluation import EVALUATION, pass_at_k
+from megathunder.metrics.folder import RunFolder
+from megathunder.metrics.row import encode_row
 from megathunder.rollout.agent import turn_seed
 from megathunder.tasks import Task, build_source, heldout_tasks
 from megathunder.tasks.swe import Instance, read_instances
 from megathunder.tasks.terminal import reference
 from megathunder.types import TrajectoryId
+from tests.unit.metrics.made_run import made_row
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDENT = ROOT / "examples" / "policies" / "student"
 ATTEMPTS = 5
+LOADED = web.AppKey("loaded", list)
 KINDS = ("read", "count", "sum", "chase", "find")
 
 
@@ -45,36 +53,48 @@ def solutions(tasks: list[Task], folder: Path) -> list[tuple[list[str], list[str
     return [([reference(folder / task.id).script, *["true"] * 9], ["ls", "submit done"]) for task in tasks]
 
 
-def solver(scripts: list[tuple[list[str], list[str]]], right: tuple[int, ...]) -> web.Application:
+def solver(scripts: list[tuple[list[str], list[str]]], *rights: tuple[int, ...]) -> web.Application:
     """Knows from a request's seed which turn of which attempt at which task it is; the first right[t] attempts at task
-    t are right ones."""
+    t are right ones, with the right of rights[n] once the weights have been replaced n times."""
     tokenizer = AutoTokenizer.from_pretrained(STUDENT)
     turns = {
-        turn_seed(0, TrajectoryId(EVALUATION, t, a), turn): text
+        turn_seed(0, TrajectoryId(EVALUATION, t, a), turn): (t, a, turn)
         for t, script in enumerate(scripts)
         for a in range(ATTEMPTS)
-        for turn, text in enumerate(script[a >= right[t]])
+        for turn in range(max(map(len, script)))
     }
+    loaded: list[str] = []
 
     async def generate(request: web.Request) -> web.Response:
         body = await request.json()
-        text = turns[body["sampling_params"]["sampling_seed"]]
+        t, a, turn = turns[body["sampling_params"]["sampling_seed"]]
+        text = scripts[t][a >= rights[len(loaded)][t]][turn]
         ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
         meta = {
             "finish_reason": {"type": "stop"},
-            "weight_version": "7",
+            "weight_version": str(7 + len(loaded)),
             "output_token_logprobs": [[-1.0, i, None] for i in ids],
         }
         return web.json_response({"output_ids": ids, "meta_info": meta})
 
     async def info(_: web.Request) -> web.Response:
-        return web.json_response({"model_path": "", "weight_version": "7"})
+        return web.json_response({"model_path": "", "weight_version": str(7 + len(loaded))})
+
+    async def replace_weights(request: web.Request) -> web.Response:
+        loaded.append((await request.json())["model_path"])
+        return web.json_response({"success": True, "message": ""})
+
+    async def server_info(_: web.Request) -> web.Response:
+        return web.json_response({"version": "0.5.20"})
 
     async def health(_: web.Request) -> web.Response:
         return web.Response()
 
     app = web.Application()
     app.add_routes([web.post("/generate", generate), web.get("/model_info", info), web.get("/health", health)])
+    app.add_routes([web.post("/update_weights_from_disk", replace_weights), web.get("/server_info", server_info)])
+    app.add_routes([web.post("/abort_request", health), web.post("/flush_cache", health)])
+    app[LOADED] = loaded
     return app
 
 
@@ -102,13 +122,18 @@ def listening(app: web.Application) -> Iterator[str]:
         thread.join(20)
 
 
-def evaluate(out: Path, url: str, tasks: str, count: int, *more: str) -> int:
-    """The tool's exit status, in this process: another one would spend its time on imports."""
+def tool() -> ModuleType:
+    """tools/evaluate.py, in this process: another one would spend its time on imports."""
     spec = importlib.util.spec_from_file_location("evaluate_tool", ROOT / "tools" / "evaluate.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def evaluate(out: Path, url: str, tasks: str, count: int, *more: str) -> int:
+    """The tool's exit status."""
     line = ["--checkpoint", str(STUDENT), "--tasks", tasks, "--json", str(out), "--tasks.heldout", str(count)]
-    return module.main([*line, "--rollout.urls", url, *more])
+    return tool().main([*line, "--rollout.urls", url, *more])
 
 
 def assert_closed_form(out: Path, tasks: list[Task], right: tuple[int, ...]) -> dict:
@@ -149,3 +174,27 @@ def test_so_it_is_on_the_shipped_development_tasks(tmp_path, family):
     attempts = [json.loads(line) for line in (tmp_path / "out.json.attempts.jsonl").read_text().splitlines()[1:]]
     ends = {a["end_reason"] for a in attempts if a["reward"] == 1.0}
     assert ends == ({"answered"} if family == "swe" else {"max_turns"})
+
+
+def test_the_policies_of_a_run_are_evaluated_one_after_the_other_on_the_same_servers(tmp_path):
+    run, tasks = RunFolder(tmp_path / "run"), build_source(TasksConfig(kinds=("read",))).heldout(3)
+    rights = ((0, 1, 0), (2, 1, 3), (5, 4, 5))  # of the policies after 0, 2 and 4 updates
+    run.policies.mkdir(parents=True)
+    for updates in (2, 4):
+        run.policy_after(updates).symlink_to(STUDENT, target_is_directory=True)
+    config = Config()
+    run.config.write_text(to_toml(replace(config, learner=replace(config.learner, model=str(STUDENT)))))
+    run.metrics.write_bytes(b"".join(encode_row(made_row(u, device_hours=0.5 * (u + 1))) for u in range(4)))
+    server = solver(answers(tasks), *rights)
+    line = ["--runs", str(run.path), "--tasks", "shell", "--tasks.kinds", "read", "--tasks.heldout", "3"]
+    with listening(server) as url:
+        assert (
+            tool().main([*line, "--rollout.urls", url, "--json", str(tmp_path / "cost.json"), "--target", "0.9"]) == 0
+        )
+    assert server[LOADED] == [str(run.policy_after(updates)) for updates in (2, 4)]
+    found = json.loads((tmp_path / "cost.json").read_text())
+    (curve,) = found["curves"]
+    assert [(e["updates"], e["device_hours"]) for e in curve["evaluations"]] == [(0, 0.0), (2, 1.0), (4, 2.0)]
+    assert [e["score"]["right"] for e in curve["evaluations"]] == [sum(right) for right in rights]
+    assert [c["runs"][0]["hours_to_target"] for c in found["comparisons"]] == [2.0, 2.0, 1.0]  # pass@1, 3 and 5
+    assert (tmp_path / "cost.png").stat().st_size > 1000
