@@ -2,6 +2,7 @@
 """Measure what makes rollouts fast, on real servers of this machine, variants alternating.
 
     python tools/bench_rollout.py speculation --json out.json     suffix speculation against a plain server
+    python tools/bench_rollout.py placement --json out.json       policies of placement on two servers with scarce caches
 
 Each measurement is a module of tools/rollout_bench/; `--help` after its name says what it does and takes.
 Exit status: 0 done, 1 a target was missed, 2 a setting must be mended.
@@ -17,12 +18,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from rollout_bench import speculation
+from rollout_bench import placement, speculation
 from rollout_bench.serving import machine
 
 from megathunder.errors import UserError
 
-MEASUREMENTS = {"speculation": speculation}
+MEASUREMENTS = {"speculation": speculation, "placement": placement}
 
 
 def main(argv: list[str]) -> int:
