@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-
 UPDATE_LANE = "update"
 RUN_LANE = "run"
 CHECKPOINT_LANE = "checkpoint"

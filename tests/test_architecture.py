@@ -12,9 +12,13 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS: tuple[tuple[str, ...], ...] = (
@@ -257,3 +261,11 @@ def test_modules_of_the_tests_have_different_names() -> None:
     names = [path.name for path in loose if path.name != "conftest.py"]
     twice = sorted({name for name in names if names.count(name) > 1})
     assert not twice, f"rename one of each: {', '.join(twice)}"
+
+
+@pytest.mark.parametrize("arguments", [("check",), ("format", "--check")], ids="-".join)
+def test_ruff_finds_nothing(arguments: tuple[str, ...]) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "ruff", *arguments, "--quiet", str(ROOT)], capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stdout + found.stderr

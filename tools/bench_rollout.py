@@ -2,7 +2,7 @@
 """Measure what makes rollouts fast, on real servers of this machine, variants alternating.
 
     python tools/bench_rollout.py speculation --json out.json     suffix speculation against a plain server
-    python tools/bench_rollout.py placement --json out.json       policies of placement on two servers with scarce caches
+    python tools/bench_rollout.py placement --json out.json       policies of placement, two scarce caches
 
 Each measurement is a module of tools/rollout_bench/; `--help` after its name says what it does and takes.
 Exit status: 0 done, 1 a target was missed, 2 a setting must be mended.

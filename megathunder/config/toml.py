@@ -112,7 +112,7 @@ def _unknown_key(dotted: str, legal: list[str], origin: str) -> ConfigError:
 
 def _wrong_type(error: msgspec.ValidationError, table: Table, origin: str) -> ConfigError:
     """msgspec's message ends in "- at `$.learner.dtype`"; say the value that stands there and what may."""
-    text, _, path = str(error).partition(" - at ")
+    _text, _, path = str(error).partition(" - at ")
     dotted = re.sub(r"\[.*?\]", "", path.strip("`").removeprefix("$")).strip(".")
     value: object = table
     for key in dotted.split("."):

@@ -15,9 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megathunder.coordinator.agenda import Agenda
 from megathunder.config import Config
 from megathunder.config.model_shape import ModelShape, read_model_shape
+from megathunder.coordinator.agenda import Agenda
+from megathunder.coordinator.drafting import Drafting, drafting
+from megathunder.coordinator.persistence import Persistence
+from megathunder.coordinator.replay import ReplayedSupply, read_recorded
+from megathunder.coordinator.sizing import GroupSizes
+from megathunder.coordinator.supply import NoServers, SampledSupply, Servers, Supply
 from megathunder.learner.remote import LearnerClient
 from megathunder.metrics.flops import measured_peak
 from megathunder.metrics.folder import RunFolder
@@ -27,11 +32,6 @@ from megathunder.rollout.command import resolve_device
 from megathunder.rollout.control import ServerControl
 from megathunder.rollout.placement import build_router
 from megathunder.rollout.supervisor import ServerPool
-from megathunder.coordinator.drafting import Drafting, drafting
-from megathunder.coordinator.persistence import Persistence
-from megathunder.coordinator.replay import ReplayedSupply, read_recorded
-from megathunder.coordinator.sizing import GroupSizes
-from megathunder.coordinator.supply import NoServers, SampledSupply, Servers, Supply
 from megathunder.sandbox import Pool, grade, open_pool
 from megathunder.tasks import ChatFormat, build_source
 from megathunder.types import ServerAddress

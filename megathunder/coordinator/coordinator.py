@@ -17,16 +17,16 @@ from dataclasses import dataclass, field
 
 from megathunder.checkpoint.folder import newest
 from megathunder.checkpoint.resume import find_resumption
+from megathunder.config import Config
 from megathunder.coordinator import reached
 from megathunder.coordinator.assembly import Parts
-from megathunder.config import Config
+from megathunder.coordinator.record import UpdateRecord
+from megathunder.coordinator.rollouts import Collect, Rollouts, Stopped
 from megathunder.errors import InfrastructureFailure
 from megathunder.evaluation import EVALUATION, KS, Attempt, Score, score
 from megathunder.evaluation.cadence import Evaluation, append_evaluation, forget_evaluations
 from megathunder.metrics.folder import RunFolder
 from megathunder.metrics.row import read_rows
-from megathunder.coordinator.record import UpdateRecord
-from megathunder.coordinator.rollouts import Collect, Rollouts, Stopped
 from megathunder.schedule.scheduler import UpdateScheduler
 from megathunder.types import Command, Done, Event, Publish, ServerAddress, TakeStep
 

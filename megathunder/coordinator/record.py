@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from megathunder import tracing
 from megathunder.config import Config
 from megathunder.config.model_shape import ModelShape
+from megathunder.coordinator.rollouts import Rollouts
 from megathunder.metrics.aggregate import Clock, Outcome, UpdateTally
 from megathunder.metrics.console import Progress
 from megathunder.metrics.row import MetricsRow, Sizing
-from megathunder.coordinator.rollouts import Rollouts
 from megathunder.schedule.scheduler import UpdateScheduler
 from megathunder.types import Command, Differentiate, Done, Event, Fold, Publish, Score, TakeStep
 

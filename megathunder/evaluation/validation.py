@@ -49,9 +49,9 @@ async def validate_instance(instance: Instance, folder: Path, pool: Pool, budget
     elif not whole:
         reason = "no test passes before the fix"
     elif set(instance.fail_to_pass) - set(broken):
-        reason = f"{sorted(set(instance.fail_to_pass) - set(broken))[0]} should fail before the fix, and passes"
+        reason = f"{min(set(instance.fail_to_pass) - set(broken))} should fail before the fix, and passes"
     elif set(instance.pass_to_pass) - set(whole):
-        reason = f"{sorted(set(instance.pass_to_pass) - set(whole))[0]} should pass before the fix, and fails"
+        reason = f"{min(set(instance.pass_to_pass) - set(whole))} should pass before the fix, and fails"
     else:
         reason = ""
     return Verdict(reason=reason, fail_to_pass=broken, pass_to_pass=whole)

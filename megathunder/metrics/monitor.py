@@ -22,7 +22,6 @@ from megathunder.metrics.trajectories import Decode, TrajectoryWriter
 from megathunder.metrics.watch import MemoryWatch
 from megathunder.types import Event
 
-
 REPORT_S = 180.0
 
 

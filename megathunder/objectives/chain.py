@@ -19,15 +19,15 @@ class TokenChain:
     """Tokens of one row, turn by turn. `ends[t]` is the position after turn t; `scored` counts leading scored turns."""
 
     __slots__ = (
-        "tokens",
-        "mask",
-        "logprobs",
-        "teacher",
-        "ends",
-        "starts",
-        "prompt_tokens",
         "_pending_scores",
+        "ends",
+        "logprobs",
+        "mask",
+        "prompt_tokens",
         "scored",
+        "starts",
+        "teacher",
+        "tokens",
     )
 
     def __init__(self) -> None:

@@ -163,7 +163,7 @@ def _copied(build: Path, source: str, target: str) -> Iterator[TaskFile]:
         yield from _folder_files(origin, target.strip("/"))
     else:
         for path in sorted(build.glob(source)):
-            name = posixpath.join(target, path.name) if target.endswith("/") or target.endswith("/.") else target
+            name = posixpath.join(target, path.name) if target.endswith(("/", "/.")) else target
             yield _file(path, posixpath.normpath(name).lstrip("/"))
 
 

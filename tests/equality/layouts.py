@@ -23,7 +23,6 @@ from megathunder.learner import parallel
 from megathunder.learner.learner import Learner
 from megathunder.learner.model import build_model
 from megathunder.learner.weights import export_tensors
-from megathunder.types import BATCH, Differentiate
 from tests.equality import turns, worlds
 from tests.equality.cells import Tape
 

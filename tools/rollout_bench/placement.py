@@ -1,14 +1,14 @@
 """Placement on two servers with scarce caches: every policy on the same agents' traces, alternating.
 
-    trace     groups of agents that share a prompt; 4 to 8 turns, observations of 80, 160 or 240 tokens between them, and
-              an idle gap before each (exponential, .4 s): synthetic, the same for every policy
+    trace     groups of agents that share a prompt; 4 to 8 turns, observations of 80, 160 or 240 tokens between them,
+              and an idle gap before each (exponential, .4 s): synthetic, the same for every policy
     policies  round_robin, least_loaded, session, cache_aware, and sglang_router where its package is installed
 
 Each round runs every policy once, in an order that rotates; caches are flushed before each. One more round before the
-first is not counted: there, `cache_aware` learns how long trajectories get, as in a run's first update. Reported, medians
-over rounds: wall and server CPU seconds, prompt tokens computed again or anew, turn latency (waiting for a place
-included), and the computed tokens that the simulator foretells. Targets, against round_robin: 1.4 in wall or CPU at two
-observation lengths; the fewest computed tokens; never more than 10 % slower than sglang_router.
+first is not counted: there, `cache_aware` learns how long trajectories get, as in a run's first update. Reported,
+medians over rounds: wall and server CPU seconds, prompt tokens computed again or anew, turn latency (waiting for a
+place included), and the computed tokens that the simulator foretells. Targets, against round_robin: 1.4 in wall or CPU
+at two observation lengths; the fewest computed tokens; never more than 10 % slower than sglang_router.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from megathunder.errors import MegathunderError
 from megathunder.learner.attention import RowSpan
 from megathunder.learner.backward import Runner, Tally
 from megathunder.learner.packing import Piece, check_row, first_computed, last_computed
-from megathunder.learner.prefix.cache import Cache, leaf_gradients, laid_out
+from megathunder.learner.prefix.cache import Cache, laid_out, leaf_gradients
 from megathunder.types import Differentiate, TrainRow
 
 ChainName = tuple[int, int, int]  # group, trajectory, row

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from megathunder.rollout.placement.request import Living, Load, Request
 from megathunder.rollout.placement.policies import Policy
+from megathunder.rollout.placement.request import Living, Load, Request
 from megathunder.types import TrajectoryId
 
 REMEMBERED_GROUPS = 4096  # the oldest beyond these are over

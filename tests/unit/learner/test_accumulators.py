@@ -194,9 +194,8 @@ def test_exact_sums_over_two_cells_are_those_of_one():
 @pytest.mark.parametrize("bad", [1e9, float("inf"), float("nan")])
 def test_exact_overflow_is_refused_with_bucket_and_value(bad):
     model, store = make(exact=True)
-    with pytest.raises(UserError, match="bucket 0 received a value of"):
-        with store.collect(BATCH, coefficient=1.0):
-            model.b.main_grad.add_(bad)
+    with pytest.raises(UserError, match="bucket 0 received a value of"), store.collect(BATCH, coefficient=1.0):
+        model.b.main_grad.add_(bad)
 
 
 def test_exact_overflow_by_many_small_values_is_refused():
@@ -209,9 +208,8 @@ def test_exact_overflow_by_many_small_values_is_refused():
 
 def test_exact_moments_are_refused():
     model, store = make(exact=True)
-    with pytest.raises(UserError, match="one class accumulator for each"):
-        with store.collect(S0, reward=0.5):
-            model.add(1)
+    with pytest.raises(UserError, match="one class accumulator for each"), store.collect(S0, reward=0.5):
+        model.add(1)
 
 
 def test_the_update_ends_with_everything_at_zero_and_pointing_home():
@@ -257,7 +255,7 @@ def test_sums_in_host_memory_pass_in_pieces_and_equal_those_on_the_device(piece,
     arithmetic = HostArithmetic(layout, traffic)
     monkeypatch.setattr(arithmetic, "zero", lambda a: setattr(a, "fresh", True) if a is not store.batch else a)
     store = AccumulatorStore(layout, arithmetic, on_host=True)
-    _, plain = make()
+    _, _plain = make()
     for update in range(2):  # the second time accumulators come from the pool, full of the first time's numbers
         for seed, key in [(1, C0), (2, C1), (3, C0), (4, BATCH)]:
             with store.collect(key):

@@ -49,7 +49,7 @@ def test_student_minus_one_teacher_minus_two_costs_plus_one():
 
 def test_importance_weights_are_truncated_and_detached():
     engine = [-1.0, -1.0]
-    rows, grad = gradient(TokenLoss(importance_cap=2.0), batch(engine), [-0.5, 1.0])
+    _rows, grad = gradient(TokenLoss(importance_cap=2.0), batch(engine), [-0.5, 1.0])
     assert grad[0] == pytest.approx(-torch.tensor(0.5).exp().item()) and grad[1] == -2.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
@@ -24,7 +25,7 @@ def command(device: str, **sglang: str) -> list[str]:
 
 def test_settings_become_arguments_and_pass_through_replaces_them():
     line = command("cpu", mem_fraction_static="0.3", sleep_on_idle="false", enable_metrics="true")
-    pairs = dict(zip(line, line[1:]))
+    pairs = dict(itertools.pairwise(line))
     assert pairs["--model-path"] == "m" and pairs["--weight-version"] == "7" and pairs["--device"] == "cpu"
     assert pairs["--mem-fraction-static"] == "0.3" and "--enable-metrics" in line
     assert "--sleep-on-idle" not in line

@@ -13,6 +13,6 @@ class InterpolationMode(enum.Enum):
     LANCZOS = "lanczos"
 
 
-from torchvision.transforms import functional  # noqa: E402  (functional imports the class above)
+from torchvision.transforms import functional
 
 __all__ = ["InterpolationMode", "functional"]

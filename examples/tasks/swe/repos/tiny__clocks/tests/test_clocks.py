@@ -1,5 +1,4 @@
 import pytest
-
 from clocks import between, next_of, overlap, parse, rounded, show, spoken
 
 

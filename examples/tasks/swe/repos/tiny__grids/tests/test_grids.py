@@ -1,5 +1,4 @@
 import pytest
-
 from grids import best_row, diagonal, flood, neighbours, rotate, row_sums, size, transpose
 
 GRID = [[1, 2, 3], [4, 5, 6]]

@@ -1,5 +1,4 @@
 import pytest
-
 from ledger import Account, Overdrawn, ranking, split_evenly, totals, transfer
 
 

@@ -1,5 +1,4 @@
 import pytest
-
 from routes import distance, nodes, order, reachable, reverse, total
 
 GRAPH = {"a": {"b": 1, "c": 5}, "b": {"c": 2}, "d": {"a": 1}}

@@ -1,5 +1,4 @@
 import pytest
-
 from slugs import counted, initials, is_slug, shorten, slug, unique
 
 

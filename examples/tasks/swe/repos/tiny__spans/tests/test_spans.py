@@ -1,5 +1,4 @@
 import pytest
-
 from spans import contains, covered, gaps, intersect, length, merge, shift
 
 
