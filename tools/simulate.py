@@ -120,6 +120,7 @@ def plan(
     decode_efficiency: float = 0.5,
     link_bytes_s: float = 20e9,
     step_s: float = 2.0,
+    rows: int = 12,
 ) -> None:
     """How to split GPUs between rollout and learner, from a stated cost model (megathunder/simulator/plan.py).
 
@@ -141,6 +142,7 @@ def plan(
         decode_efficiency: Share of the decoding bound the engine reaches.
         link_bytes_s: Rate at which weights reach the servers.
         step_s: Reduction and optimizer step.
+        rows: Splits to show, the best ones.
     """
     request = plans.PlanRequest(
         parameters=parameters,
@@ -163,7 +165,8 @@ def plan(
     )
     columns = ("GPUs", "rollout s", "learner s", "tail s", "suffix s", "sync s", "thunder s")
     table = Table(*columns, "speed-up", title="predicted; GPUs: rollout + learner; best first")
-    for split in plans.plan(request):
+    splits = plans.plan(request)
+    for split in splits[:rows]:
         seconds = (split.rollout_s, split.learner_s, split.tail_s, split.suffix_s)
         steps = (split.sync_step_s, split.thundersync_step_s)
         table.add_row(
@@ -172,6 +175,8 @@ def plan(
             f"{split.speedup:.2f}",
         )
     console.print(table)
+    if len(splits) > rows:
+        console.print(f"and {len(splits) - rows} more, up to {splits[-1].thundersync_step_s:.1f} s a step (--rows)")
 
 
 def sagc(
@@ -229,7 +234,7 @@ def main() -> int:
             {"predict": predict, "sweep": sweep, "balance": balance, "plan": plan, "sagc": sagc}, prog="simulate.py"
         )
     except UserError as error:
-        console.print(f"[red]error:[/red] {error}", highlight=False)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
