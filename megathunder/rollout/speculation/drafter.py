@@ -10,7 +10,7 @@ have.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from megathunder.rollout.speculation.drafts import NOTHING, Draft, SuffixCache
 from megathunder.rollout.speculation.gate import Gate
@@ -19,7 +19,17 @@ from megathunder.rollout.speculation.origin import read_origin
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
+FEED_EVERY = 8  # steps, while the gate is shut
 FORGOTTEN_AFTER = 4  # times the most requests seen at once: those that ended without a word
+
+
+class Peek(NamedTuple):
+    """A draft that is not used: of `request` with `start` sampled tokens, in a step of `size` requests."""
+
+    request: Req
+    draft: Draft
+    start: int
+    size: int
 
 
 class Drafter:
@@ -38,8 +48,8 @@ class Drafter:
         self._cache, self.gate, self._clock = cache, gate, clock
         self._max_draft, self._max_rows, self._context_tokens = max_draft, max_rows, context_tokens
         self._fed: dict[str, tuple[Req, int]] = {}  # request and how many of its sampled tokens the cache has
-        self._peeks: dict[str, tuple[Draft, int, int]] = {}  # draft, sampled tokens then, requests then
-        self._turn = 0
+        self._peek: Peek | None = None
+        self._step = 0
 
     @property
     def cached_tokens(self) -> int:
@@ -47,38 +57,43 @@ class Drafter:
 
     def propose(self, requests: Sequence[Req]) -> list[Draft]:
         """A draft for each of `requests`, which are about to decode; all empty when the gate is shut."""
-        for request in requests:
-            self._feed(request)
-        self._forget(len(requests))
         size = len(requests)
-        self._settle(requests)
+        self._step += 1
         if not self.gate.asks(size):
-            if self.gate.may_peek(size):
-                self._peek(requests)
+            self._while_shut(requests)
             return [NOTHING] * size
         started_s = self._clock()
+        for request in requests:
+            self._feed(request)
         drafts = [self._cache.draft(request.rid, self._limit(request)) for request in requests]
         return self.gate.choose(drafts, room=self._max_rows - size, spent_s=self._clock() - started_s)
 
-    def _peek(self, requests: Sequence[Req]) -> None:
-        """Draft for one request without using it."""
-        self._turn += 1
-        request = requests[self._turn % len(requests)]
-        if request.rid not in self._peeks:
+    def _while_shut(self, requests: Sequence[Req]) -> None:
+        """Feed the cache now and then, and learn from one peek at a time whether drafting would pay."""
+        if self._step % FEED_EVERY == 0 or any(request.rid not in self._fed for request in requests):
             started_s = self._clock()
-            draft = self._cache.draft(request.rid, self._limit(request))
-            self.gate.peeked(self._clock() - started_s)
-            self._peeks[request.rid] = (draft, len(request.output_ids), len(requests))
+            for request in requests:
+                self._feed(request)
+            self.gate.set_aside(self._clock() - started_s)
+        allowed, peek = self.gate.may_peek(len(requests)), self._peek
+        if allowed if peek is None else len(peek.request.output_ids) >= peek.start + len(peek.draft.tokens):
+            started_s = self._clock()
+            if peek is None:
+                self._look(requests)
+            else:
+                self._compare()
+            self.gate.set_aside(self._clock() - started_s, peeking=True)
 
-    def _settle(self, requests: Sequence[Req]) -> None:
-        """Compare peeks with what was sampled since."""
-        for request in requests if self._peeks else ():
-            peek = self._peeks.get(request.rid)
-            if peek is not None and len(request.output_ids) >= peek[1] + len(peek[0].tokens):
-                self._compare(request, self._peeks.pop(request.rid))
+    def _look(self, requests: Sequence[Req]) -> None:
+        request = requests[self._step % len(requests)]
+        self._feed(request)
+        draft = self._cache.draft(request.rid, self._limit(request))
+        self._peek = Peek(request, draft, len(request.output_ids), len(requests))
 
-    def _compare(self, request: Req, peek: tuple[Draft, int, int]) -> None:
-        draft, start, size = peek
+    def _compare(self) -> None:
+        """What the peek drafted, beside what was then sampled."""
+        request, draft, start, size = self._peek
+        self._peek = None
         sampled = request.output_ids[start : start + len(draft.tokens)]
         agreed = next((j for j, (a, b) in enumerate(zip(draft.tokens, sampled)) if a != b), len(sampled))
         self.gate.would_have(size, draft, agreed)
@@ -86,10 +101,9 @@ class Drafter:
     def finished(self, rid: str) -> None:
         """SGLang is done with the request; its output may reach past the end, up to which it is kept."""
         request, fed = self._fed.pop(rid, (None, 0))
-        peek = self._peeks.pop(rid, None)
+        if self._peek is not None and self._peek.request.rid == rid:
+            self._compare()
         if request is not None:
-            if peek is not None:
-                self._compare(request, peek)
             kept = request.output_ids[fed : request.finished_len]
             self._cache.extend(rid, kept)
             self._cache.end(rid)
@@ -104,12 +118,12 @@ class Drafter:
         elif len(output) > known[1]:
             self._cache.extend(request.rid, output[known[1] :])
         self._fed[request.rid] = (request, len(output))
+        self._forget()
 
-    def _forget(self, running: int) -> None:
-        while len(self._fed) > FORGOTTEN_AFTER * max(running, self._max_rows):
+    def _forget(self) -> None:
+        while len(self._fed) > FORGOTTEN_AFTER * self._max_rows:
             rid = next(iter(self._fed))
             del self._fed[rid]
-            self._peeks.pop(rid, None)
             self._cache.end(rid)
 
     def _limit(self, request: Req) -> int:

@@ -184,16 +184,17 @@ class Gate:
         if self.open or not (self.gated and self.most and plain):
             return False
         self._credit_s = min(self._credit_s + PEEKING * plain, FIRST_CREDIT_S)
-        return self._credit_s > self._lookup_s
+        return self._credit_s > 0
 
-    def peeked(self, spent_s: float) -> None:
-        """One lookup was made while shut."""
-        self.decisions.peeks += 1
-        self._credit_s -= spent_s
-        self._spent(1, spent_s)
+    def set_aside(self, seconds: float, *, peeking: bool = False) -> None:
+        """Feeding the cache, or peeking, took `seconds` before the step to come, while shut."""
+        self._credit_s -= seconds * peeking
+        self.decisions.lookup_s += seconds
+        self._looked_up_s += seconds
 
     def would_have(self, size: int, draft: Draft, accepted: int) -> None:
         """What a peek at one of `size` requests drafted, and how many of its tokens then came true."""
+        self.decisions.peeks += 1
         for j, path in enumerate(draft.paths[: accepted + 1]):
             self.chance.saw(path, j < accepted)
         if self.open:

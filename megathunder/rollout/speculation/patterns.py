@@ -42,7 +42,7 @@ class PatternCache:
         self._held: dict[int, Sequenced] = {}  # by serial, oldest first
         self._by_name: dict[str, Sequenced] = {}
         self._requests: dict[str, Sequenced] = {}
-        self._places: dict[tuple[int, int], list[int]] = {}
+        self._places: dict[int, int | list[int]] = {}  # a lone place is no list: most pairs occur once
         self._serial = 0
         self._tokens = 0
 
@@ -84,14 +84,21 @@ class PatternCache:
         held.extend(tokens)
         self._tokens += len(held) - had
         for at in range(max(had, ANCHOR), len(held)):
-            pair = (held[at - 2], held[at - 1])
+            pair = _pair(held[at - 2], held[at - 1])
             known = places.get(pair)
             if known is None:
-                places[pair] = [stamp | at]
+                places[pair] = stamp | at
+            elif isinstance(known, int):
+                places[pair] = [known, stamp | at]
             else:
                 known.append(stamp | at)
                 if len(known) > 2 * PLACES:
                     del known[:PLACES]
+
+    def _known(self, pair: int) -> list[int]:
+        """Places of a pair, oldest first."""
+        known = self._places.get(pair, [])
+        return [known] if isinstance(known, int) else known
 
     def _matches(self, own: Sequenced) -> list[tuple[int, Sequenced, int]]:
         """(tokens that match backwards, where, position of the token that followed) for the newest places."""
@@ -101,7 +108,7 @@ class PatternCache:
             return []
         tail = held[-DEPTH:]
         found = []
-        for place in self._places.get((held[-2], held[-1]), ())[: -PLACES - 1 : -1]:
+        for place in self._known(_pair(held[-2], held[-1]))[: -PLACES - 1 : -1]:
             sequence, at = self._held.get(place >> PLACE_BITS), place & ((1 << PLACE_BITS) - 1)
             if sequence is not None and at < len(sequence.tokens):
                 found.append((_match(sequence.tokens, at, tail), sequence, at))
@@ -119,12 +126,16 @@ class PatternCache:
             self._forget_places(gone.tokens)
 
     def _forget_places(self, tokens: array) -> None:
-        for pair in {(tokens[i], tokens[i + 1]) for i in range(len(tokens) - 1)}:
-            left = [place for place in self._places.get(pair, ()) if place >> PLACE_BITS in self._held]
+        for pair in {_pair(tokens[i], tokens[i + 1]) for i in range(len(tokens) - 1)}:
+            left = [place for place in self._known(pair) if place >> PLACE_BITS in self._held]
             if left:
-                self._places[pair] = left
+                self._places[pair] = left if len(left) > 1 else left[0]
             else:
                 self._places.pop(pair, None)
+
+
+def _pair(first: int, second: int) -> int:
+    return first << PLACE_BITS | second
 
 
 def _match(tokens: array, at: int, tail: array) -> int:

@@ -43,7 +43,7 @@ class Server:
             drafts = gate.choose(self.look_up(size), room=64 - size, spent_s=size * self.lookup)
         elif gate.may_peek(size):
             (peeked,) = self.look_up(1)
-            gate.peeked(self.lookup)
+            gate.set_aside(self.lookup, peeking=True)
             gate.would_have(size, peeked, self.true_tokens(len(peeked.tokens)))
         gate.begin(size, drafts)
         rows = sum(len(d.tokens) for d in drafts)
