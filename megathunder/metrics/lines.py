@@ -1,7 +1,7 @@
-"""Files of one JSON object a line, read back: `metrics.jsonl` and `events.jsonl`.
+"""Files of one JSON object a line, read back: `metrics.jsonl`, `events.jsonl` and trajectories.
 
 A last line without its newline was cut off by a crash: it is left out, with a warning. Any other line that is no JSON
-object is a UserError that names file and line. Called by `row.py`, `spans.py` and `folder.py`.
+object is a UserError that names file and line. Called by `row.py`, `spans.py`, `trajectories.py` and `folder.py`.
 """
 
 from __future__ import annotations
@@ -9,17 +9,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from megathunder.errors import UserError
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 def json_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """Each line of `path` as written and decoded; nothing of a file that does not exist."""
+    return decoded_lines(path, msgspec.json.Decoder(dict[str, Any]))
+
+
+def decoded_lines(path: Path, decoder: msgspec.json.Decoder[T]) -> Iterator[tuple[bytes, T]]:
+    """The same for lines of another type."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -29,7 +35,11 @@ def json_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             if not line.endswith(b"\n"):
                 log.warning("%s: line %d is cut off and left out", path, number)
                 return
-            yield line, _decode(path, number, line)
+            try:
+                value = decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise garbled(path, number, line, error) from None
+            yield line, value
 
 
 def garbled(path: Path, number: int, line: bytes, reason: object) -> UserError:
@@ -39,10 +49,3 @@ def garbled(path: Path, number: int, line: bytes, reason: object) -> UserError:
         expected="one whole JSON object a line, as the run wrote it",
         remedy=f"restore the file, or delete that line: sed -i {number}d {path}",
     )
-
-
-def _decode(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(line, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise garbled(path, number, line, error) from None

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from megathunder.metrics.folder import RunFolder, write_atomically
+from megathunder.metrics.lines import decoded_lines
 from megathunder.types import (
     Event,
     Rewarded,
@@ -80,9 +81,7 @@ class TrajectoryWriter:
 
 def read_trajectories(path: Path) -> Iterator[TrajectoryRecord]:
     """The records of one update's file."""
-    decoder = msgspec.json.Decoder(TrajectoryRecord)
-    with path.open("rb") as file:
-        yield from (decoder.decode(line) for line in file)
+    return (record for _, record in decoded_lines(path, msgspec.json.Decoder(TrajectoryRecord)))
 
 
 def _with(record: TrajectoryRecord, event: Event) -> TrajectoryRecord:

@@ -78,6 +78,13 @@ def test_a_garbled_line_is_an_error_that_names_file_and_line(
     assert said.startswith(f"error: {folder.metrics}, line 3: ") and f"sed -i 3d {folder.metrics}" in said
 
 
+def test_a_garbled_trajectory_is_an_error_that_names_file_and_line(tmp_path: Path) -> None:
+    file = tmp_path / "update_00000.jsonl"
+    file.write_text('{"id": [0, 0, 0], "traj\n')
+    with pytest.raises(UserError, match=r"update_00000.jsonl, line 1: "):
+        list(read_trajectories(file))
+
+
 def test_every_field_of_a_row_is_defined() -> None:
     assert set(definitions()) == set(MetricsRow.__struct_fields__)
     assert all(text.endswith(".") and len(text) > 10 for text in definitions().values())
