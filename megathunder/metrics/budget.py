@@ -1,7 +1,7 @@
 """Refuses, before anything starts, a run whose accumulators do not fit: `refuse_what_does_not_fit(plan)`.
 
-Compared are the sums of the plan that are exact (weights, gradient buffer, optimizer, accumulators, scratch; servers'
-weights and cache where they share a host), not its estimates, so that nothing is refused that could run.
+Compared are the sums of the plan without its estimates (activations and logits), with the servers' weights and cache
+where they share a host, so that nothing is refused that could run.
 
     where the accumulators lie          limit
     on a GPU                            its memory
@@ -53,7 +53,7 @@ def refuse_what_does_not_fit(plan: Plan) -> None:
         shared = f" of {place.ranks} ranks" if place.ranks > 1 else ""
         raise ConfigError(
             f"{held} accumulators take {in_bytes(place.accumulators)} a learner rank; with "
-            f"{in_bytes(place.others)} of weights, gradients, optimizer and servers that is {in_bytes(place.need)}"
+            f"{in_bytes(place.others)} of weights, optimizer and what else lies there that is {in_bytes(place.need)}"
             f"{shared} in {place.name}, which has {in_bytes(place.limit)}",
             expected=f"accumulators of at most {in_bytes(place.room)} a rank",
             remedy="; or ".join(remedies(plan, place)),
@@ -63,17 +63,18 @@ def refuse_what_does_not_fit(plan: Plan) -> None:
 def places(plan: Plan) -> list[Place]:
     """Where accumulators lie, most confined first."""
     memory = plan.memory
-    fixed = memory.weights + memory.gradient + memory.optimizer + memory.scratch
-    if not plan.on_gpu:
-        elsewhere = plan.config.rollout.urls or plan.config.replay.run
-        servers = 0 if elsewhere else memory.server * plan.config.rollout.servers
-        others = fixed * plan.ranks_here + servers
-        return [_place("this host", plan.ranks_here, others, memory.accumulators, plan.host_limit_bytes)]
-    if not memory.accumulators_on_host:
-        return [_place("one learner GPU", 1, fixed + memory.program, memory.accumulators, plan.device_limit_bytes)]
-    ranks = plan.ranks_of_a_machine
-    return [_place("the host memory of one machine", ranks, memory.host_program * ranks, memory.accumulators,
-                   plan.node_limit_bytes)]  # fmt: skip
+    fixed = memory.device - memory.activations - memory.logits  # without the estimates
+    if memory.accumulators_on_host:
+        ranks, others = plan.ranks_of_a_machine, memory.host - memory.accumulators
+        limit = plan.node_limit_bytes
+        return [_place("the host memory of one machine", ranks, others * ranks, memory.accumulators, limit)]
+    fixed -= memory.accumulators
+    if plan.on_gpu:
+        return [_place("one learner GPU", 1, fixed, memory.accumulators, plan.device_limit_bytes)]
+    elsewhere = plan.config.rollout.urls or plan.config.replay.run
+    servers = 0 if elsewhere else memory.server * plan.config.rollout.servers
+    others = fixed * plan.ranks_here + servers
+    return [_place("this host", plan.ranks_here, others, memory.accumulators, plan.host_limit_bytes)]
 
 
 def remedies(plan: Plan, place: Place) -> Iterator[str]:

@@ -32,7 +32,7 @@ def planned(ranks: int = 1, limits: dict[str, int] | None = None, **settings: ob
 
 def exact_bytes(plan: Plan) -> int:
     memory = plan.memory
-    return memory.weights + memory.gradient + memory.optimizer + memory.scratch + memory.accumulators
+    return memory.device - memory.activations - memory.logits
 
 
 @pytest.mark.parametrize("where", ["host", "gpu", "host of a gpu"])
@@ -41,8 +41,8 @@ def test_one_byte_too_little_is_refused_with_the_numbers(where: str) -> None:
     if where == "host of a gpu":
         settings["learner__accumulator_placement"] = "host"
     memory = planned(**settings).memory
-    on_host = memory.host_program + memory.accumulators
-    need = {"host": exact_bytes(planned()), "gpu": exact_bytes(planned(**settings)) + memory.program,
+    on_host = memory.host
+    need = {"host": exact_bytes(planned()), "gpu": exact_bytes(planned(**settings)),
             "host of a gpu": on_host}[where]  # fmt: skip
     limit = {"gpu": "gpu_bytes"}.get(where, "host_limit_bytes")
     refuse_what_does_not_fit(planned(limits={limit: need}, **settings))
