@@ -1,6 +1,6 @@
 """Whether sampled tokens follow a model's distribution: statistics that need no bound on how they depend.
 
-    u_t = P(y < y_t | context) + v P(y_t | context), v uniform
+    u_t = P(tokens likelier than y_t | context) + v P(y_t | context), v uniform
     uniform, and independent over t, if y is sampled from P
 
 `uniformity` tests the first, `pairs` that neighbours are independent, `pooled` compares the token counts of two sets of
@@ -56,9 +56,10 @@ def transformed(model: torch.nn.Module, drawn: list[Drawn], how: Cut) -> tuple[t
     worst = (torch.log_softmax(logits, -1).gather(-1, tokens)[..., 0] - said).abs().max().item()
     kept = cut(torch.softmax(logits.double(), -1), how)
     share = kept.gather(-1, tokens)[..., 0]
-    below = kept.cumsum(-1).gather(-1, tokens)[..., 0] - share
+    ordered, places = kept.sort(-1, descending=True)
+    ahead = (ordered.cumsum(-1) - ordered).gather(-1, (places == tokens).long().argmax(-1, keepdim=True))[..., 0]
     generator = torch.Generator().manual_seed(0)
-    return below + share * torch.rand(share.shape, generator=generator, dtype=torch.float64), worst
+    return ahead + share * torch.rand(share.shape, generator=generator, dtype=torch.float64), worst
 
 
 def uniformity(u: torch.Tensor) -> float:
