@@ -2,8 +2,8 @@
 
     RANK=... python -m tests.equality.resharding MODEL CHECKPOINT OUT SAVE FIELD=VALUE ...
 
-Loads CHECKPOINT where it exists, takes one update (the same commands in every layout), saves into SAVE ("-": no) and
-writes the weights after it, under Hugging Face names, to OUT.
+Loads CHECKPOINT where it exists, takes one update (the same commands in every layout) and writes the weights after it,
+under Hugging Face names, to OUT. With a SAVE that is not "-", it saves there and then takes one update more.
 """
 
 import random
@@ -47,6 +47,7 @@ def main():
     assert take_update(learner, version).stepped
     if save != "-":
         learner.save(Path(save))
+        assert take_update(learner, version + 1).stepped
     weights = {name: tensor.clone() for name, tensor in learner.export_weights()}
     if layout.rank == 0:
         save_file({name: tensor.contiguous() for name, tensor in weights.items()}, out)

@@ -132,3 +132,19 @@ def test_a_signal_ends_the_run_cleanly_and_sigterm_saves_it(
         assert "--run.resume" in running.output()
     else:
         assert saved is None
+
+
+def test_gradients_that_stay_infinite_stop_the_run_at_its_last_good_checkpoint(tmp_path: Path) -> None:
+    limits = {"run.updates": 50, "run.checkpoint_every": 1, "learner.max_bad_updates": 2}
+    overflow = {"loss.normalisation": "constant", "loss.constant": 1e-40}
+    with job(tmp_path, "bad", **limits, **overflow) as running:
+        assert running.end(90.0) == 1
+        output = running.output()
+        assert not running.orphans()
+    skipped = [row for row in running.rows() if "not finite" in row["skip_reason"]]
+    assert len(skipped) == 1, output
+    assert "2 updates in a row without a finite gradient: gradient is not finite in decoder." in output, output
+    assert "Lower learner.learning_rate, or raise learner.max_bad_updates" in output and "Traceback" not in output
+    saved = newest(running.run / "checkpoints", pytest.fail)
+    assert read_state(saved).update == len(running.rows())
+    assert f"the last checkpoint is {saved}; --run.resume goes on from it" in output
