@@ -25,11 +25,14 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
-from megathunder.errors import UserError
+from megathunder.errors import MegathunderError, UserError
 from megathunder.learner.generators import load_generators, save_generators
 from megathunder.learner.optimizer import Stepper
 from megathunder.learner.snapshot import Snapshot
 from megathunder.learner.weights.local import ADAPTER
+
+
+SCALES = "_extra_state"  # of a Transformer Engine layer
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,8 +97,7 @@ def load(folder: Path, chunks: Sequence[DistributedDataParallel], stepper: Stepp
         loaded = dist_checkpointing.load(_sharded(chunks, stepper.optimizer, loading=True), str(folder))
     with torch.no_grad():
         for index, chunk in enumerate(chunks):
-            part = loaded[f"model{index}"]
-            chunk.module.load_state_dict(part, strict=not _adapted(part))
+            _load_model(chunk.module, loaded[f"model{index}"])
         _load_optimizer(stepper.optimizer, loaded["optimizer"])
     for part in _parts(stepper.optimizer):
         _set_step(part.optimizer, counters.steps_taken)
@@ -111,7 +113,7 @@ def _sharded(
     """Megatron's sharded state: one entry a model chunk, and the optimizer."""
     sharding = {"distrib_optim_sharding_type": "fully_reshardable"}
     state: dict[str, Any] = {
-        f"model{index}": _trained(chunk.module.sharded_state_dict(metadata=sharding))
+        f"model{index}": _kept(chunk.module.sharded_state_dict(metadata=sharding), fp8=bool(chunk.module.config.fp8))
         for index, chunk in enumerate(chunks)
     }
     models = state["model0"] if len(chunks) == 1 else {k: v for part in state.values() for k, v in part.items()}
@@ -123,10 +125,19 @@ def _adapted(entries: dict[str, Any]) -> bool:
     return any(f".{ADAPTER}." in name for name in entries)
 
 
-def _trained(entries: dict[str, Any]) -> dict[str, Any]:
-    """The adapters where there are any, else everything."""
+def _kept(entries: dict[str, Any], *, fp8: bool) -> dict[str, Any]:
+    """The adapters where there are any, else everything; scales of Transformer Engine's layers where FP8 uses them, so
+    that other layers may go on from the same checkpoint where it does not."""
     adapters = {name: entry for name, entry in entries.items() if f".{ADAPTER}." in name}
-    return adapters or entries
+    return {name: entry for name, entry in (adapters or entries).items() if fp8 or SCALES not in name}
+
+
+def _load_model(model: torch.nn.Module, entries: dict[str, Any]) -> None:
+    """Put in what the checkpoint holds, which must be all that is trained."""
+    found = model.load_state_dict(entries, strict=False)
+    wrong = [name for name in (*found.missing_keys, *found.unexpected_keys) if SCALES not in name]
+    if wrong and not _adapted(entries):
+        raise MegathunderError(f"a checkpoint without, or with an unknown, {', '.join(wrong[:3])}")
 
 
 def _parts(optimizer: MegatronOptimizer) -> Sequence[MegatronOptimizer]:

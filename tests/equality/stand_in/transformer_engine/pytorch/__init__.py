@@ -33,6 +33,12 @@ class _Sharded(torch.nn.Module):
             sharded, dimension = self.parallel_mode is not None, 1 if self.parallel_mode == "row" else 0
             _tensor_parallel().set_tensor_model_parallel_attributes(parameter, sharded, dimension, 1)
 
+    def get_extra_state(self):
+        return torch.empty(0, dtype=torch.uint8)  # what Transformer Engine gives without FP8
+
+    def set_extra_state(self, state):
+        pass
+
     def enter(self, x):
         if self.parallel_mode != "column" or self.tp_size == 1:
             return x
