@@ -1,6 +1,6 @@
 """Processes of a run: torchrun's ranks are the learner; rank 0 also starts the coordinator as a process of its own.
 
-    torchrun [--nnodes M ...] --nproc-per-node N tools/train.py ...
+    torchrun [--nnodes M ...] --nproc-per-node N tools/train.py ...      (tools/torchrun.py: 0 after SIGTERM)
       rank 0..MN-1  Learner + worker loop                         (this module: `run_rank`)
       coordinator   servers, agents, sandboxes, ledger, schedule  (child of rank 0, `coordinator/process.py`)
 

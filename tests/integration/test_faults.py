@@ -120,7 +120,9 @@ def test_a_killed_coordinator_ends_the_job_clearly_and_leaves_nothing(tmp_path: 
 def test_a_signal_ends_the_run_cleanly_and_sigterm_saves_it(
     tmp_path: Path, number: int, status: int, ranks: int
 ) -> None:
-    with job(tmp_path, "signal", ranks=ranks, launcher=STOPPABLE, **{"run.updates": 50}, **SLOW) as running:
+    every = int(number == signal.SIGTERM)  # so that one may be on its way
+    settings = {"run.updates": 50, "run.checkpoint_every": every} | SLOW
+    with job(tmp_path, "signal", ranks=ranks, launcher=STOPPABLE, **settings) as running:
         running.wait_for_update(1)
         running.process.send_signal(number)
         assert running.end(LIMIT_S) == status, running.output()
