@@ -2,8 +2,8 @@
 
     RANK=... PYTHONPATH=tests/equality/stand_in:. python -m tests.equality.engine_layers OUT JSON
 
-JSON: {case: [model folder, {field: value}]}. Rank 0 writes {case: {differences, names}} to OUT, and whether a checkpoint
-of the first case can be read by other layers.
+JSON: {case: [model folder, {field: value}]}. Rank 0 writes {case: {differences, names}} to OUT, and whether a
+checkpoint of the first case can be read by other layers.
 """
 
 import dataclasses
