@@ -50,7 +50,7 @@ class Console:
 
     def say(self, renderable: object) -> None:
         """Print something that stays: the plan, a note, a restart."""
-        self._console.print(renderable)
+        self._console.print(renderable, soft_wrap=isinstance(renderable, str))  # a path can be copied
 
     def show(self, progress: Progress) -> None:
         if self._live is not None:
