@@ -42,6 +42,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     steps_taken: int
     bad_in_a_row: int
     policy_version: int
+    optimizers: int = 0  # two where expert parallelism keeps that of the experts apart; 0: not noted
 
 
 class Saving:
@@ -62,6 +63,7 @@ class Saving:
             steps_taken=stepper.steps_taken,
             bad_in_a_row=stepper.bad_in_a_row,
             policy_version=policy_version,
+            optimizers=len(_parts(stepper.optimizer)),
         )
         # From here on they may change: `start` copies what `write` reads.
         self.write, self.start = self._snapshot.write, self._snapshot.start
@@ -91,6 +93,7 @@ def load(folder: Path, chunks: Sequence[DistributedDataParallel], stepper: Stepp
             remedy="resume from another checkpoint, or start anew with run.overwrite=true",
         )
     counters = msgspec.json.decode(marker.read_bytes(), type=Counters)
+    _check_optimizers(folder, counters, len(_parts(stepper.optimizer)))
     _start_adam(stepper.optimizer)
     with warnings.catch_warnings():  # of torch about the kind of tensor that Megatron stores
         warnings.simplefilter("ignore", FutureWarning)
@@ -138,6 +141,17 @@ def _load_model(model: torch.nn.Module, entries: dict[str, Any]) -> None:
     wrong = [name for name in (*found.missing_keys, *found.unexpected_keys) if SCALES not in name]
     if wrong and not _adapted(entries):
         raise MegathunderError(f"a checkpoint without, or with an unknown, {', '.join(wrong[:3])}")
+
+
+def _check_optimizers(folder: Path, counters: Counters, here: int) -> None:
+    """Megatron names the states of a mixture's optimizer otherwise where expert parallelism splits it in two."""
+    if counters.optimizers not in (0, here):
+        wanted = "1" if here > counters.optimizers else "more than 1"
+        raise UserError(
+            f"{folder} was saved with learner.expert_parallel = {wanted}, which this layout has not",
+            expected="the same of the two: any layout without expert parallelism, or any with it",
+            remedy=f"set learner.expert_parallel to {wanted}, or start anew from the run's exported policy",
+        )
 
 
 def _parts(optimizer: MegatronOptimizer) -> Sequence[MegatronOptimizer]:

@@ -33,8 +33,7 @@ def largest_difference(got, want):
     [
         ("qwen3", "one", ("data 2", "tensor 2", "pipeline 2"), []),
         ("qwen3", "tensor 2", ("data 2",), SHARDED),
-        # On two replicas the experts' part of the optimizer is sharded too; with expert parallelism each has its own.
-        ("qwen3_moe", "data 2", ("expert 2",), SHARDED),
+        ("qwen3_moe", "data 2", ("one",), SHARDED),
     ],
     ids=["replicated optimizer", "sharded optimizer", "experts, sharded optimizer"],
 )
@@ -46,3 +45,12 @@ def test_any_layout_goes_on_from_a_checkpoint_of_any_other(tmp_path, family, wri
     assert largest_difference(go_on(tmp_path, model, writer, checkpoint, more=more), straight) == 0
     for name in readers:
         assert largest_difference(go_on(tmp_path, model, name, checkpoint, more=more), straight) < 2e-5, name
+
+
+def test_a_mixtures_checkpoint_goes_on_under_expert_parallelism_or_without_it_as_it_was_saved(tmp_path):
+    model = make_tiny("qwen3_moe", tmp_path / "model")
+    checkpoint = tmp_path / "checkpoint"
+    straight = go_on(tmp_path, model, "expert 2", tmp_path / "absent", save=checkpoint, more=SHARDED)
+    assert largest_difference(go_on(tmp_path, model, "expert 2", checkpoint, more=SHARDED), straight) == 0
+    with pytest.raises(AssertionError, match="was saved with learner.expert_parallel = more than 1"):
+        go_on(tmp_path, model, "one", checkpoint, more=SHARDED)
