@@ -31,7 +31,6 @@ from megathunder.learner.optimizer import Stepper
 from megathunder.learner.snapshot import Snapshot
 from megathunder.learner.weights.local import ADAPTER
 
-
 SCALES = "_extra_state"  # of a Transformer Engine layer
 
 
