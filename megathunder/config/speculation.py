@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+PLUGIN = "megathunder_suffix_speculation"
+"""The entry point of this package that SGLang loads into a server that drafts."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationConfig:

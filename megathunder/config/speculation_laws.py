@@ -6,10 +6,9 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 
 from megathunder.config.root import Config
-from megathunder.config.speculation import SpeculationConfig
+from megathunder.config.speculation import PLUGIN, SpeculationConfig
 from megathunder.errors import ConfigError
 
-PLUGIN = "megathunder_suffix_speculation"
 ONLY = {
     "tp_size": "1",
     "tensor_parallel_size": "1",

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from megathunder.config.rollout import RolloutConfig
-from megathunder.config.speculation import SpeculationConfig
+from megathunder.config.speculation import PLUGIN, SpeculationConfig
 from megathunder.errors import ConfigError
 from megathunder.rollout.speculation.settings import settings_variable
 
@@ -32,7 +32,6 @@ CPU_ARGUMENTS = {
 }
 GPU_ARGUMENTS = {"device": "cuda"}
 CPU_PLUGINS = ("megathunder_seeded_sampling", "megathunder_forked_start")
-SPECULATION_PLUGIN = "megathunder_suffix_speculation"
 
 
 def resolve_device(device: str) -> str:
@@ -106,7 +105,7 @@ def server_environment(
         environment["TORCHDYNAMO_DISABLE"] = "1"  # the sharded embedding would be compiled with triton
         if ranks > 1:  # SGLang wants a place for each rank, and would bind to it with the real kernels
             environment.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join(map(str, range(ranks))))
-    plugins = [*(CPU_PLUGINS if device == "cpu" else ()), *([SPECULATION_PLUGIN] if speculation else ())]
+    plugins = [*(CPU_PLUGINS if device == "cpu" else ()), *([PLUGIN] if speculation else ())]
     if plugins:
         environment["SGLANG_PLUGINS"] = ",".join(plugins)
     if speculation:
