@@ -30,6 +30,7 @@ from megathunder.metrics.row import read_rows
 from megathunder.schedule.scheduler import UpdateScheduler
 from megathunder.types import Command, Done, Event, Publish, ServerAddress, TakeStep
 
+SHOW_EVERY_S = 0.2
 log = logging.getLogger(__name__)
 
 
@@ -43,6 +44,7 @@ class Coordinator:
     update: int = 0
     started_s: float = field(default_factory=time.monotonic)
     _acknowledged_s: float = 0.0
+    _shown_s: float = 0.0
     _device_hours: float = 0.0
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _commands: dict[int, Command] = field(default_factory=dict)
@@ -194,7 +196,10 @@ class Coordinator:
         self._records[rollouts.update].work(self._commands.pop(done.item), done)
 
     def show(self, scheduler: UpdateScheduler, rollouts: Rollouts) -> None:
-        """Refresh the progress display."""
+        """Refresh the progress display, a few times a second: reckoning it takes time that rollouts could have."""
+        if (now := time.monotonic()) - self._shown_s < SHOW_EVERY_S:
+            return
+        self._shown_s = now
         self.parts.monitor.show(self._records[rollouts.update].progress(scheduler))
 
     # ------------------------------------------------------------------------------------------ barrier
