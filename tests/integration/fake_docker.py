@@ -186,6 +186,10 @@ def daemon(folder: Path, *images: str) -> Iterator[tuple[FakeDaemon, str]]:
         server.close()
         for name in list(fake.containers):
             await fake.remove(name)
+        serving = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
 
     server = here(asyncio.start_unix_server(fake.serve, path))
     try:
