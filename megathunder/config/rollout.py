@@ -63,6 +63,9 @@ class RolloutConfig:
     """Key-value cache of one server, tokens."""
     max_running_requests: int = 64
     """Requests one server decodes at once."""
+    command_latency_s: float = 0.0
+    """Median of further seconds that each command takes (lognormal with sigma 1, at most 8 medians), as slow tools
+    would (workloads for timing only)."""
     ignore_eos: bool = False
     """Sample every turn to its full length (workloads for timing only)."""
     speculation: Literal["off", "suffix"] = "off"

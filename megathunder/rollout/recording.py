@@ -9,7 +9,9 @@ class, so both give the same trajectories. Raises RowFull, DeadlinePassed and In
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from megathunder.rollout.workspace import CommandResult, Workspace
 from megathunder.tasks import ChatFormat, Task
 from megathunder.types import EndReason, Role, Row, Segment, Trajectory, TrajectoryId, TurnCompleted
 
+LONGEST_LATENCY = 8.0  # medians
 OnTurn = Callable[[TurnCompleted, tuple[int, ...]], None]
 
 
@@ -114,11 +117,24 @@ class Recording:
         started_s = time.monotonic()
         with tracing.span(self._lane, "tool", turn=self.turns - 1):
             result = await self._workspace.run(command, min(most_s, limit_s or most_s))
-        self._tool_s += result.wall_s
-        self.clock.forgive(started_s + result.wall_s)
+            waited_s = self._latency_s()
+            await asyncio.sleep(waited_s)
+        self._tool_s += result.wall_s + waited_s
+        self.clock.forgive(started_s + result.wall_s + waited_s)
         if self.clock.remaining_s <= 0:
             raise DeadlinePassed
         return result
+
+    def _turn_seed(self) -> int:
+        return turn_seed(self.settings.seed, self.id._replace(update=self.settings.batch), self.turns)
+
+    def _latency_s(self) -> float:
+        """Of this turn's command, beyond what the sandbox took: the same under any schedule."""
+        median_s = self.settings.rollout.command_latency_s
+        if median_s == 0:
+            return 0.0
+        drawn = random.Random(self._turn_seed()).lognormvariate(0.0, 1.0)
+        return min(median_s * min(drawn, LONGEST_LATENCY), max(0.0, self.clock.remaining_s))
 
     def trajectory(self, reason: EndReason) -> Trajectory:
         """What was recorded; the task's own prompt alone where nothing was sampled."""
@@ -147,7 +163,7 @@ class Recording:
             stop_token_ids=() if config.ignore_eos else (self.chat.end_token_id,),
             ignore_eos=config.ignore_eos,
             custom_params=origin_of(self.id, self.task.id) if config.speculation != "off" else None,
-            sampling_seed=turn_seed(self.settings.seed, self.id._replace(update=self.settings.batch), self.turns),
+            sampling_seed=self._turn_seed(),
         )
         return await self._engine.generate(
             self.id, context, sampling, policy_version=self.settings.policy_version, clock=self.clock

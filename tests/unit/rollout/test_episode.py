@@ -215,3 +215,14 @@ def test_seeds_differ_by_run_trajectory_and_turn():
         for turn in range(3)
     }
     assert len(seeds) == 3**5 and max(seeds) < 1 << 62
+
+
+def test_slow_tools_take_the_same_time_whenever_the_same_trajectory_runs(tmp_path):
+    def tool_s(folder, **changes):
+        folder.mkdir()
+        events, _, _ = collect(scripted(says("ls"), says("submit 42")), folder, **changes)
+        return only(events, TrajectoryCompleted)[0].trajectory.tool_s
+
+    first, again = (tool_s(tmp_path / name, command_latency_s=0.01) for name in "ab")
+    assert first == again > tool_s(tmp_path / "c")
+    assert tool_s(tmp_path / "d", command_latency_s=0.02) > first
