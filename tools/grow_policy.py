@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Make a larger policy that computes the same function: `python tools/grow_policy.py IN OUT --layers 24`.
+"""Make a larger policy that computes the same function: `python tools/grow_policy.py IN OUT --layers 16`.
 
 Appended layers are residual blocks whose matrices are zero, x + 0, and appended inner units of the MLPs are zero, so
 behaviour and rewards stay those of the small policy while engine and learner do the work of the large one. For
@@ -28,7 +28,7 @@ class Arguments:
     """Hugging Face folder of the small policy (one safetensors file)."""
     target: tyro.conf.Positional[Path]
     """Folder to write; left alone when it already has these layers."""
-    layers: int = 24
+    layers: int = 16
     """Layers of the large policy."""
     ffn: int = 384
     """Inner units of each of its MLPs."""
