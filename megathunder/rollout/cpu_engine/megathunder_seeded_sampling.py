@@ -35,6 +35,28 @@ def install() -> None:
 
     SamplingBatchInfo.from_schedule_batch = classmethod(from_schedule_batch)
     sampler.multinomial_with_seed = draw
+    sampling = sampler.top_k_top_p_min_p_sampling_from_probs_torch
+
+    def sample(
+        probs: torch.Tensor,
+        top_ks: torch.Tensor,
+        top_ps: torch.Tensor,
+        min_ps: torch.Tensor,
+        need_min_p_sampling: bool,
+        *rest: object,
+        **options: object,
+    ) -> torch.Tensor:
+        if need_min_p_sampling:  # SGLang refuses min-p with seeds: its own draw needs normalised rows, ours does not
+            probs = without_unlikely(probs, min_ps)
+        return sampling(probs, top_ks, top_ps, min_ps, False, *rest, **options)
+
+    sampler.top_k_top_p_min_p_sampling_from_probs_torch = sample
+
+
+def without_unlikely(probs: torch.Tensor, min_ps: torch.Tensor) -> torch.Tensor:
+    """`probs` [N, V] with tokens below min_p times the row's largest at 0. They are the tail, so that top-k and top-p,
+    which cut the tail too, keep the same tokens before or after."""
+    return probs.masked_fill(probs < probs.amax(dim=-1, keepdim=True) * min_ps.view(-1, 1), 0.0)
 
 
 def seed_of(rid: str) -> int:

@@ -47,3 +47,14 @@ def test_the_ends_of_the_unit_interval_never_draw_a_token_of_probability_zero(u,
     monkeypatch.setattr(seeded, "uniform", lambda seed, position: u)
     rows = torch.tensor([[0.0, 0.25, 0.75, 0.0]]).log()
     assert seeded.draw(rows, torch.tensor([1]), torch.tensor([1])).item() in (1, 2)
+
+
+def test_min_p_leaves_the_tokens_that_are_likely_enough():
+    probabilities = torch.tensor([[0.5, 0.05, 0.3, 0.15], [0.25, 0.25, 0.25, 0.25], [0.9, 0.1, 0.0, 0.0]])
+    kept = seeded.without_unlikely(probabilities, torch.tensor([0.3, 1.0, 0.0]))
+    assert kept.tolist() == [
+        pytest.approx([0.5, 0.0, 0.3, 0.15]),
+        pytest.approx([0.25] * 4),
+        pytest.approx([0.9, 0.1, 0.0, 0.0]),
+    ]
+    assert probabilities[0, 1] == pytest.approx(0.05)  # the caller's log-probabilities are of all tokens
