@@ -1,8 +1,28 @@
 #!/usr/bin/env bash
 # Set up and run all tests. Arguments go to pytest: `bash tests/run.sh tests/unit -k ledger`.
+#
+# Without arguments unit tests run beside those of equality, which keep one core busy each; then those of whole runs,
+# servers and sandboxes, some of which measure time, by themselves.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 MEGATHUNDER_BROWSER=1 bash tools/setup.sh
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
-if [ $# -gt 0 ]; then exec .venv/bin/python -m pytest "$@"; fi
-exec .venv/bin/python -m pytest tests
+test_folders() { .venv/bin/python -m pytest "$@"; }
+if [ $# -gt 0 ]; then
+    test_folders "$@"
+    exit
+fi
+log=$(mktemp)
+test_folders tests/unit tests/test_*.py >"$log" 2>&1 &
+unit=$!
+trap 'kill "$unit" 2>/dev/null || true; rm -f "$log"' EXIT
+failed=""
+test_folders tests/equality || failed="$failed equality"
+wait "$unit" || failed="$failed unit"
+cat "$log"
+test_folders tests/integration tests/gpu || failed="$failed integration"
+if [ -n "$failed" ]; then
+    echo "failed:$failed" >&2
+    exit 1
+fi
+echo "all tests passed"
