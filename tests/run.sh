@@ -7,20 +7,16 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 MEGATHUNDER_BROWSER=1 bash tools/setup.sh
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
-test_folders() { .venv/bin/python -m pytest "$@"; }
-if [ $# -gt 0 ]; then
-    test_folders "$@"
-    exit
-fi
+if [ $# -gt 0 ]; then exec .venv/bin/python -m pytest "$@"; fi
 log=$(mktemp)
-test_folders tests/unit tests/test_*.py >"$log" 2>&1 &
+.venv/bin/python -m pytest tests/unit tests/test_*.py >"$log" 2>&1 &
 unit=$!
 trap 'kill "$unit" 2>/dev/null || true; rm -f "$log"' EXIT
 failed=""
-test_folders tests/equality || failed="$failed equality"
+.venv/bin/python -m pytest tests/equality || failed="$failed equality"
 wait "$unit" || failed="$failed unit"
 cat "$log"
-test_folders tests/integration tests/gpu || failed="$failed integration"
+.venv/bin/python -m pytest tests/integration tests/gpu || failed="$failed integration"
 if [ -n "$failed" ]; then
     echo "failed:$failed" >&2
     exit 1
