@@ -74,14 +74,14 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """What --check-against found. `weights` are those after one real step of the first update."""
+    """What --check-against found. `weights` are those after the first real step; None: no update takes one."""
 
     against: str
     gradient: Differences
-    weights: Differences
+    weights: Differences | None
 
     def within(self, tolerance: float) -> bool:
-        return max(self.gradient.largest, self.weights.largest_norm) <= tolerance
+        return max(self.gradient.largest, self.weights.largest_norm if self.weights else 0.0) <= tolerance
 
 
 def main(argv: list[str]) -> int:
@@ -136,19 +136,24 @@ def first_job(config: Config, variant: Variant, names: tuple[str, ...]) -> Confi
 
 
 def compare(arguments: Arguments, config: Config, folder: RunFolder, names: tuple[str, ...], rest: list[str]) -> Check:
-    """Gradients of the job that `folder` holds; weights of one more update under each of `names`, with a real step."""
+    """Gradients of the job that `folder` holds; weights after the first update that steps, under each of `names`."""
     agenda = Agenda(folder.read_config())
     files: dict[int, dict[str, Path]] = {}
     for update in range(config.run.updates * len(names)):
         slot = agenda.slot(update)
         files.setdefault(slot.batch, {})[slot.variant.name] = folder.tensors_of("gradients", update)
     gradient = worst(differences(pair[names[0]], pair[names[1]]) for pair in files.values())
+    steps = min((agenda.slot(row.update).batch for row in read_rows(folder.metrics) if row.stepped), default=None)
+    if steps is None:
+        return Check(against=names[0], gradient=gradient, weights=None)
     weights = []
     for number, name in enumerate(names):
-        run = dataclasses.replace(config.run, name=f"{config.run.name}_step{number}", updates=1, record_weights=True)
+        run = dataclasses.replace(
+            config.run, name=f"{config.run.name}_step{number}", updates=steps + 1, record_weights=True
+        )
         replay = dataclasses.replace(config.replay, learn=True)
         job = Variant.parse(name).apply(dataclasses.replace(config, run=run, replay=replay))
-        weights.append(run_job(job, ranks=arguments.nproc, settings=rest).tensors_of("weights", 0))
+        weights.append(run_job(job, ranks=arguments.nproc, settings=rest).tensors_of("weights", steps))
     return Check(against=names[0], gradient=gradient, weights=differences(*weights))
 
 
@@ -165,18 +170,23 @@ def show(rows: list[MetricsRow], check: Check | None) -> None:
     headings = ("kind of parameter", "gradient", "weights, norm", "weights, largest element")
     table = Table(*headings, title=f"relative difference to {check.against}; gradient: largest element")
     for kind, value in check.gradient.by_kind.items():
-        weights = (check.weights.by_norm.get(kind, 0.0), check.weights.by_kind.get(kind, 0.0))
+        weights = (check.weights.by_norm.get(kind, 0.0), check.weights.by_kind.get(kind, 0.0)) if check.weights else ()
         table.add_row(kind, *(f"{number:.1e}" for number in (value, *weights)))
     console.print(table)
-    console.print(f"byte-identical: gradients {check.gradient.identical}, weights {check.weights.identical}")
+    if check.weights is None:
+        console.print(
+            "no recorded update takes a step (all rewards of each group are equal): weights were not compared"
+        )
+    same = f", weights {check.weights.identical}" if check.weights else ""
+    console.print(f"byte-identical: gradients {check.gradient.identical}{same}")
 
 
 def write(file: Path, rows: list[MetricsRow], check: Check | None) -> None:
     """Rows and differences as JSON."""
     found = None if check is None else asdict(check) | {
         "gradient_max_rel_diff": check.gradient.largest,
-        "weights_norm_rel_diff": check.weights.largest_norm,
-        "weights_max_rel_diff": check.weights.largest,
+        "weights_norm_rel_diff": check.weights.largest_norm if check.weights else None,
+        "weights_max_rel_diff": check.weights.largest if check.weights else None,
     }  # fmt: skip
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"rows": msgspec.to_builtins(rows, str_keys=True), "check": found}, indent=2) + "\n")

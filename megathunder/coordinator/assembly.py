@@ -77,8 +77,9 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
         monitor = open_monitor(config, folder, tokenizer.decode)
         stack.callback(monitor.close)
         sandboxes = open_pool(config.sandbox)
-        stack.push_async_callback(_end_sandboxes, sandboxes, monitor)
+        stack.push_async_callback(sandboxes.close)
         await sandboxes.start()
+        stack.push_async_callback(_end_sandboxes, sandboxes, monitor)
         servers, teacher = await _start_servers(config, folder, stack, on_restart)
         collector = await stack.enter_async_context(
             Collector(

@@ -82,8 +82,9 @@ async def open_session(config: Config, folder: Path, logs: Path) -> AsyncIterato
 
     async with contextlib.AsyncExitStack() as stack:
         sandboxes = open_pool(config.sandbox)
-        stack.push_async_callback(end_sandboxes, sandboxes)
+        stack.push_async_callback(sandboxes.close)
         await sandboxes.start()
+        stack.push_async_callback(end_sandboxes, sandboxes)
         servers = ServerPool(config.rollout, folder, folder=logs, speculation=config.drafting)
         stack.push_async_callback(servers.close)
         await servers.start()
