@@ -5,6 +5,10 @@
 
 New pid, network, IPC, UTS and cgroup namespaces; sized tmpfs for /work, /tmp and /dev/shm, everything else read-only;
 cleared environment; seccomp filter; no new privileges. Resource limits are set by the supervisor for each command.
+
+A sandbox ends when the socket to its supervisor closes, however this process dies. bwrap itself must not be killed while
+it sets up: its child would wait for its word for ever, deaf to signals and to the socket. So it has a session of its own,
+which no signal to a process group reaches, and is not asked to die with its parent (`LocalSandbox.close` waits likewise).
 Called by sandbox.local. Refuses machines without bwrap.
 """
 
@@ -149,7 +153,7 @@ def memory_file(text: str) -> int:
 
 def arguments(config: SandboxConfig, who: Identity, given: Descriptors) -> list[str]:
     """The command line of one sandbox, supervisor included."""
-    line = [find_bwrap(), "--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox"]
+    line = [find_bwrap(), "--new-session", "--as-pid-1", "--hostname", "sandbox"]
     line += ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     line += ["--cap-drop", "ALL"]
     if who.own_uid:
@@ -175,7 +179,12 @@ def arguments(config: SandboxConfig, who: Identity, given: Descriptors) -> list[
     line += [x for name, value in ENVIRONMENT for x in ("--setenv", name, value)]
     line += ["--seccomp", str(given.seccomp), "--", "/usr/bin/perl", "-e", supervisor_script()]
     limits = (who.uid, config.memory_mb, config.processes, config.cpu_s, config.inodes)
-    return line + [*map(str, limits), platform.machine(), str(int(who.own_uid))]
+    return line + [*map(str, limits), platform.machine(), str(int(who.own_uid)), owner_mark()]
+
+
+def owner_mark() -> str:
+    """The last argument of bwrap and of the supervisor, by which the processes of this process' sandboxes are found."""
+    return f"megathunder-{os.getpid()}"
 
 
 def spawn(
@@ -186,7 +195,13 @@ def spawn(
     given = Descriptors.open(who)
     try:
         process = subprocess.Popen(
-            arguments(config, who, given), stdin=theirs, stdout=theirs, stderr=errors, pass_fds=given.all, cwd="/"
+            arguments(config, who, given),
+            stdin=theirs,
+            stdout=theirs,
+            stderr=errors,
+            pass_fds=given.all,
+            cwd="/",
+            start_new_session=True,
         )
     except OSError:
         ours.close()

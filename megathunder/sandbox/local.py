@@ -9,6 +9,7 @@ in a user namespace it may be the agent's doing, so there it is the result `faul
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 import subprocess
 import time
@@ -22,8 +23,19 @@ from megathunder.sandbox.output import joined
 from megathunder.tasks import TaskFile
 
 GRACE_S = 10.0  # for an answer, beyond the limit that the supervisor itself keeps
+KILLED_S = 4.0  # until a killed process is gone
 FRAME = struct.Struct(">cI")
 MAX_COMMAND_BYTES = 100_000  # the kernel refuses arguments of 128 KiB
+
+
+async def ended(process: subprocess.Popen, within_s: float) -> bool:
+    """Waits for it to end, at most `within_s`; whether it has."""
+    limit = time.monotonic() + within_s
+    while process.poll() is None:
+        if time.monotonic() > limit:
+            return False
+        await asyncio.sleep(0.002)
+    return True
 
 
 class LocalSandbox:
@@ -34,16 +46,19 @@ class LocalSandbox:
         self.identity: Identity = identity(slot)
         self.healthy = False
         self._process: subprocess.Popen | None = None
+        self._connection: socket.socket | None = None
+        self._entered = False  # the supervisor has answered: bwrap is no longer setting up
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._busy = asyncio.Lock()
 
     async def start(self, files: Iterable[TaskFile] = (), errors: int = subprocess.DEVNULL) -> None:
         """Starts the processes and writes `files`; raises InfrastructureFailure."""
-        self._process, connection = spawn(self._config, self.identity, errors)
-        self._reader, self._writer = await asyncio.open_connection(sock=connection)
+        self._process, self._connection = spawn(self._config, self.identity, errors)
+        self._reader, self._writer = await asyncio.open_connection(sock=self._connection)
         self.healthy = True
         await self.upload(files)
+        self._entered = True
 
     @property
     def reusable(self) -> bool:
@@ -100,18 +115,20 @@ class LocalSandbox:
             raise InfrastructureFailure(f"sandbox {self.slot}: {error.decode(errors='replace')}")
 
     async def close(self) -> None:
-        """Kills the sandbox; the kernel ends everything in its pid namespace with it."""
+        """Ends the sandbox; the kernel ends everything in its pid namespace with it. One that is still starting is not
+        killed (see bubblewrap.py): its supervisor finds the socket closed, and ends by itself."""
         process, self._process, self.healthy = self._process, None, False
         if process is None:
             return
         if self._writer is not None:
-            self._writer.close()
+            self._writer.transport.abort()
+        elif self._connection is not None:
+            self._connection.close()
+        if not self._entered and await ended(process, GRACE_S):
+            return
         process.kill()
-        for _ in range(2000):
-            if process.poll() is not None:
-                return
-            await asyncio.sleep(0.002)
-        raise InfrastructureFailure(f"sandbox {self.slot}: bwrap (pid {process.pid}) does not die")
+        if not await ended(process, KILLED_S):
+            raise InfrastructureFailure(f"sandbox {self.slot}: bwrap (pid {process.pid}) does not die")
 
     async def _ask(self, op: bytes, payload: bytes, within_s: float) -> bytes:
         async with self._busy:

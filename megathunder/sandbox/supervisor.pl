@@ -11,7 +11,7 @@
 # Only Debian's perl-base is needed. As process 1 it cannot be signalled from inside its namespace, and it is not
 # dumpable, so /proc/1 is closed. Started as root it keeps uid 0 with five capabilities and its commands get the
 # sandbox's own uid; started in a user namespace both have the same uid.
-# Arguments: uid, memory_mb, processes, cpu_s, inodes, machine, root (1 or 0).
+# Arguments: uid, memory_mb, processes, cpu_s, inodes, machine, root (1 or 0), and a mark that ps shows.
 use strict;
 use warnings;
 use Fcntl qw(O_WRONLY O_CREAT O_TRUNC O_RDONLY O_NONBLOCK S_ISREG);
