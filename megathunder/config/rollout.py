@@ -46,7 +46,7 @@ class RolloutConfig:
     max_concurrent: int = 64
     """Trajectories in flight at once."""
     deadline_s: float = 120.0
-    """Wall-clock limit of one trajectory."""
+    """Wall-clock limit of one trajectory; a task may set a shorter one."""
     request_timeout_s: float = 60.0
     """Limit of one request to a server."""
     startup_timeout_s: float = 240.0

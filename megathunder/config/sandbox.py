@@ -45,7 +45,7 @@ class SandboxConfig:
     warm: int = 8
     """Sandboxes kept started and empty, so that an episode need not wait for one."""
     grading_budget_s: float = 10.0
-    """Time the grader of one trajectory may take."""
+    """Time the grader of one trajectory may take; a task may set a shorter one."""
     lifetime_s: float = 7200.0
     """A leased sandbox is ended after this, whatever its holder does; at least the deadline of a trajectory and its
     grading."""

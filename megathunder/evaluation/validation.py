@@ -8,15 +8,15 @@ Called by tools/prepare_data.py and tools/inject_bugs.py. Raises InfrastructureF
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from megathunder.sandbox import Pool, grade
 from megathunder.sandbox.verify import repository_outcomes
-from megathunder.tasks import RepositoryTests, Task
-from megathunder.tasks.swe import Instance, as_files, mended, sources_of, to_task
+from megathunder.tasks import RepositoryTests, Task, TaskFile
+from megathunder.tasks.swe import Instance, mended, sources_of, to_task
 from megathunder.tasks.terminal import Reference
 
 FULL = 1.0 - 1e-9
@@ -37,7 +37,7 @@ async def validate_instance(instance: Instance, folder: Path, pool: Pool, budget
     after = await outcomes(task.grading, mended(instance, folder), pool, budget_s)
     if not after:
         return Verdict(reason="the tests do not run on the mended repository")
-    before = await outcomes(task.grading, {f.path: f.content for f in task.files}, pool, budget_s)
+    before = await outcomes(task.grading, task.files, pool, budget_s)
     named = {*instance.fail_to_pass, *instance.pass_to_pass} or set(after)
     broken = tuple(sorted(n for n in named if after.get(n) == "passed" and before.get(n) != "passed"))
     whole = tuple(sorted(n for n in named if after.get(n) == "passed" and before.get(n) == "passed"))
@@ -58,12 +58,11 @@ async def validate_instance(instance: Instance, folder: Path, pool: Pool, budget
 
 
 async def outcomes(
-    check: RepositoryTests, repository: Mapping[str, str], pool: Pool, budget_s: float
+    check: RepositoryTests, repository: Sequence[TaskFile], pool: Pool, budget_s: float
 ) -> dict[str, str]:
     """{node id: outcome} of the check's tests on the sources of `repository`."""
-    kept = set(sources_of(repository))
-    sources = as_files({path: text for path, text in repository.items() if path in kept})
-    return await repository_outcomes(check, sources, pool, budget_s)
+    kept = set(sources_of(file.path for file in repository))
+    return await repository_outcomes(check, [f for f in repository if f.path in kept], pool, budget_s)
 
 
 async def validate_terminal(

@@ -73,7 +73,7 @@ class Recording:
         on_turn: OnTurn,
     ) -> None:
         self.task, self.id, self.settings, self.chat = task, trajectory, settings, chat
-        self.clock = EpisodeClock(settings.rollout.deadline_s)
+        self.clock = EpisodeClock(task.attempt_s(settings.rollout.deadline_s))
         self.turns = 0
         self._lane, self._engine, self._workspace, self._on_turn = lane, engine, workspace, on_turn
         self._rows: list[list[Segment]] = []

@@ -6,9 +6,9 @@
 New pid, network, IPC, UTS and cgroup namespaces; sized tmpfs for /work, /tmp and /dev/shm, everything else read-only;
 cleared environment; seccomp filter; no new privileges. Resource limits are set by the supervisor for each command.
 
-A sandbox ends when the socket to its supervisor closes, however this process dies. bwrap itself must not be killed while
-it sets up: its child would wait for its word for ever, deaf to signals and to the socket. So it has a session of its own,
-which no signal to a process group reaches, and is not asked to die with its parent (`LocalSandbox.close` waits likewise).
+A sandbox ends when the socket to its supervisor closes, however this process dies. bwrap itself must not be killed
+while it sets up: its child would wait for its word for ever, deaf to signals and to the socket. So it has a session of
+its own, which no signal to a group reaches, and is not asked to die with its parent; `LocalSandbox.close` waits for it.
 Called by sandbox.local. Refuses machines without bwrap.
 """
 

@@ -30,11 +30,12 @@ async def grade(task: Task, sandbox: Sandbox, answer: str | None, pool: Leases, 
     except for tasks that are judged by what is left in the sandbox.
 
     Closes `sandbox` before it leases a clean one, so that graders cannot starve each other. A program that is still
-    running after `budget_s` seconds earns 0. Raises InfrastructureFailure.
+    running after `budget_s` seconds, or the shorter time that the task itself allows, earns 0. Raises
+    InfrastructureFailure.
     """
     if answer is None and not task.judges_what_is_left:
         return 0.0
-    pool = LeasesOfImage(pool, task.image)
+    pool, budget_s = LeasesOfImage(pool, task.image), task.grading_s(budget_s)
     match task.grading:
         case ExactAnswer(answer=right):
             return float(answer.strip() == right.strip())

@@ -18,7 +18,8 @@ import io
 import json
 import subprocess
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -141,7 +142,8 @@ def by_repository(instances: Sequence[Instance]) -> tuple[list[Instance], list[I
 
 def to_task(instance: Instance, folder: Path, max_turns: int) -> Task:
     """The task of an instance whose repository lies in `folder`/repos (or is `folder`/repo)."""
-    clean = repository_files(folder, instance.repository, instance.base_commit)
+    repository = read_repository(folder, instance.repository, instance.base_commit)
+    clean, executable = repository.texts, repository.executable
     if instance.is_bench:
         given, tested = clean, apply_patch(clean, instance.test_patch)
     else:
@@ -150,11 +152,11 @@ def to_task(instance: Instance, folder: Path, max_turns: int) -> Task:
         id=instance.instance_id,
         kind="swe_bench" if instance.is_bench else "swe_smith",
         prompt=PROMPT.format(problem=instance.problem_statement.strip(), folder=AGENT_FOLDER),
-        files=as_files(given),
+        files=as_files(given, executable),
         grading=RepositoryTests(
             fail_to_pass=instance.fail_to_pass,
             pass_to_pass=instance.pass_to_pass,
-            files=as_files({p: t for p, t in tested.items() if is_protected(p)}),
+            files=as_files({p: t for p, t in tested.items() if is_protected(p)}, executable),
         ),
         max_turns=max_turns,
         request=REQUEST.format(problem=instance.problem_statement.strip(), folder=AGENT_FOLDER),
@@ -163,19 +165,37 @@ def to_task(instance: Instance, folder: Path, max_turns: int) -> Task:
     )
 
 
-def mended(instance: Instance, folder: Path) -> dict[str, str]:
+def mended(instance: Instance, folder: Path) -> tuple[TaskFile, ...]:
     """The sources after the reference fix, for validation; never part of a task."""
-    clean = repository_files(folder, instance.repository, instance.base_commit)
-    return apply_patch(clean, instance.patch) if instance.is_bench else dict(clean)
+    repository = read_repository(folder, instance.repository, instance.base_commit)
+    clean = repository.texts
+    return as_files(apply_patch(clean, instance.patch) if instance.is_bench else clean, repository.executable)
 
 
-def as_files(files: Mapping[str, str]) -> tuple[TaskFile, ...]:
-    return tuple(TaskFile(path=path, content=text) for path, text in sorted(files.items()))
+def as_files(files: Mapping[str, str], executable: Collection[str] = ()) -> tuple[TaskFile, ...]:
+    """Files in the order of their names; those of `executable` can be run."""
+    return tuple(
+        TaskFile(path=path, content=text, mode=0o755 if path in executable else 0o644)
+        for path, text in sorted(files.items())
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repository:
+    """{path: text} without history and without files that are not UTF-8 text, and the paths that can be executed."""
+
+    texts: Mapping[str, str]
+    executable: frozenset[str]
+
+
+def repository_files(folder: Path, name: str, commit: str) -> Mapping[str, str]:
+    """The texts of a repository."""
+    return read_repository(folder, name, commit).texts
 
 
 @lru_cache(maxsize=256)
-def repository_files(folder: Path, name: str, commit: str) -> Mapping[str, str]:
-    """{path: text} of a repository without its history; files that are not UTF-8 text are left out."""
+def read_repository(folder: Path, name: str, commit: str) -> Repository:
+    """`folder`/repos/`name` (or `folder`/repo), at `commit` where it is a git repository and a commit is named."""
     root = next((p for p in (folder / "repos" / name, folder / "repo") if p.is_dir()), None)
     if root is None:
         raise ConfigError(
@@ -183,13 +203,27 @@ def repository_files(folder: Path, name: str, commit: str) -> Mapping[str, str]:
             expected="a folder of that name with the repository's files, or a clone of it",
             remedy="put it there (git clone), or leave the instance out with tools/prepare_data.py",
         )
-    if (root / ".git").exists() and commit:
-        archive = subprocess.run(["git", "-C", str(root), "archive", commit], capture_output=True, check=True).stdout
-        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-            pairs = [(m.name, tar.extractfile(m).read()) for m in tar if m.isfile() and m.size <= MAX_FILE_BYTES]
-    else:
-        pairs = [(p.relative_to(root).as_posix(), p.read_bytes()) for p in sorted(root.rglob("*")) if _kept(p, root)]
-    return {path: text for path, data in pairs if (text := _text(data)) is not None}
+    found = list(_archived(root, commit) if (root / ".git").exists() and commit else _lying(root))
+    return Repository(
+        texts={path: text for path, data, _ in found if (text := _text(data)) is not None},
+        executable=frozenset(path for path, _, mode in found if mode & 0o111),
+    )
+
+
+def _archived(root: Path, commit: str) -> Iterator[tuple[str, bytes, int]]:
+    """(path, content, mode) of the files of a commit."""
+    archive = subprocess.run(["git", "-C", str(root), "archive", commit], capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        for member in tar:
+            if member.isfile() and member.size <= MAX_FILE_BYTES:
+                yield member.name, tar.extractfile(member).read(), member.mode
+
+
+def _lying(root: Path) -> Iterator[tuple[str, bytes, int]]:
+    """The same of the files that lie there."""
+    for path in sorted(root.rglob("*")):
+        if _kept(path, root):
+            yield path.relative_to(root).as_posix(), path.read_bytes(), path.stat().st_mode
 
 
 def _kept(path: Path, root: Path) -> bool:

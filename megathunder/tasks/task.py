@@ -93,11 +93,21 @@ class Task(Wire):
     examples: tuple[Example, ...] = ()  # before `prompt`
     request: str = ""
     image: str = ""  # of a container, where sandboxes are containers; empty: the usual one
+    agent_limit_s: float = 0.0  # of an attempt, as its author set it; 0: none. A run's own limits bound both
+    verifier_limit_s: float = 0.0  # of its grading
 
     @property
     def judges_what_is_left(self) -> bool:
         """Whether the state of the work folder is graded however the episode ended, and nothing must be submitted."""
         return isinstance(self.grading, RepositoryTests | TerminalTests)
+
+    def attempt_s(self, run_s: float) -> float:
+        """Time for an attempt: what its author set, at most what the run allows."""
+        return min(self.agent_limit_s or run_s, run_s)
+
+    def grading_s(self, run_s: float) -> float:
+        """Time for its grader, likewise."""
+        return min(self.verifier_limit_s or run_s, run_s)
 
     @property
     def content_key(self) -> str:

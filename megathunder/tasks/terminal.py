@@ -5,7 +5,9 @@
     Terminal-Bench 1  task.yaml, Dockerfile, run-tests.sh, tests/, solution.sh
 
 Of a Dockerfile, WORKDIR and COPY make the files; a RUN line other than a package installation, or a target outside the
-folders a sandbox has (/app, /data), needs a container and is refused by name. Tests never lie beside the agent.
+folders a sandbox has (/app, /data), needs a container and is refused by name. Tests never lie beside the agent. The
+time limits of agent and verifier hold where they are shorter than the run's (rollout.deadline_s,
+sandbox.grading_budget_s).
 Called by tasks.source and tools/prepare_data.py.
 """
 
@@ -30,6 +32,8 @@ from megathunder.tasks.task import Task, TaskFile, TerminalTests
 
 ROOTS = ("app", "data")  # folders of / that a sandbox keeps in its work folder
 HELDOUT_SHARE = 0.05
+AGENT_LIMITS = (("agent", "timeout_sec"), ("max_agent_timeout_sec",))  # Harbor, Terminal-Bench 1
+VERIFIER_LIMITS = (("verifier", "timeout_sec"), ("max_test_timeout_sec",))
 INSTALL = re.compile(r"\b(apt-get|apt|pip3?|python3? -m pip|uv pip)\b")
 HARMLESS = re.compile(r"^(mkdir|chmod|rm -rf /var/lib/apt|set |true$)")
 PROMPT = (
@@ -105,7 +109,19 @@ def read_folder(folder: Path, max_turns: int) -> Task:
         image=str(settings.get("environment", {}).get("docker_image", "")),
         folder=workdir,
         setup=f"mkdir -p {' '.join(f'/work/{root}' for root in ROOTS)}",
+        agent_limit_s=_limit_s(folder, settings, *AGENT_LIMITS[classic]),
+        verifier_limit_s=_limit_s(folder, settings, *VERIFIER_LIMITS[classic]),
     )
+
+
+def _limit_s(folder: Path, settings: dict[str, object], *path: str) -> float:
+    """The seconds that a task's settings hold under the keys of `path`; 0 where they say nothing."""
+    found: object = settings
+    for key in path:
+        found = found.get(key, 0) if isinstance(found, dict) else 0
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < math.inf:
+        raise _unusable(folder, f"{'.'.join(path)} is {found!r}", "a number of seconds, not negative")
+    return float(found)
 
 
 def reference(folder: Path) -> Reference | None:

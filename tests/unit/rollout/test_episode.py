@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 from aiohttp import web
 from rollout_fakes import TASK, ByteChat, FakeSandboxes, answer, collect, exact, only, says, scripted, serving, settings
@@ -88,6 +89,15 @@ def test_the_deadline_ends_a_trajectory_that_a_slow_server_holds(tmp_path):
         await asyncio.sleep(10)
 
     events, _, _ = collect(slow, tmp_path, deadline_s=0.4)
+    assert only(events, TrajectoryCompleted)[0].trajectory.end_reason is EndReason.DEADLINE
+
+
+def test_a_task_may_end_an_attempt_before_the_run_does(tmp_path):
+    async def slow(body):
+        await asyncio.sleep(10)
+
+    hurried = msgspec.structs.replace(TASK, agent_limit_s=0.4)
+    events, _, _ = collect(slow, tmp_path, groups=((hurried,),), deadline_s=30.0)
     assert only(events, TrajectoryCompleted)[0].trajectory.end_reason is EndReason.DEADLINE
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import json
+import subprocess
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import convert
 
 from megathunder.config.tasks import TasksConfig
 from megathunder.errors import ConfigError, UserError
@@ -15,7 +17,7 @@ from megathunder.tasks import build_source, heldout_tasks
 from megathunder.tasks.boxed import boxed_reward, last_boxed
 from megathunder.tasks.patch import apply_patch
 from megathunder.tasks.protected import is_protected
-from megathunder.tasks.swe import by_repository, read_instances
+from megathunder.tasks.swe import Instance, by_repository, mended, read_instances, to_task
 from megathunder.tasks.terminal import read_folder, read_weights
 
 LINES = st.lists(st.sampled_from(["a\n", "b\n", "\n", "  c\n"]), max_size=12)
@@ -106,6 +108,62 @@ def test_a_task_whose_description_is_broken_is_named(tmp_path, name, text, seen)
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=seen):
         read_folder(tmp_path, 3)
+
+
+def terminal_folder(folder, name, text):
+    """A task folder whose settings are `text` in a file `name`."""
+    (folder / "tests").mkdir()
+    (folder / "tests" / "test_x.py").write_text("def test_x(): pass\n")
+    (folder / "instruction.md").write_text("do it")
+    (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "limits"),
+    [
+        ("task.toml", "[agent]\ntimeout_sec = 30\n[verifier]\ntimeout_sec = 5.5\n", (30.0, 5.5)),
+        ("task.toml", "", (0, 0)),
+    ]
+    + [("task.yaml", "instruction: x\nmax_agent_timeout_sec: 40.0\nmax_test_timeout_sec: 9\n", (40.0, 9.0))],
+)
+def test_a_task_brings_its_time_limits_and_the_shorter_of_its_own_and_the_runs_holds(tmp_path, name, text, limits):
+    task = read_folder(terminal_folder(tmp_path, name, text), 3)
+    assert (task.agent_limit_s, task.verifier_limit_s) == limits
+    agent_s, verifier_s = limits
+    assert (task.attempt_s(1.0), task.grading_s(2.0)) == (1.0, 2.0)
+    assert (task.attempt_s(1000.0), task.grading_s(999.0)) == (agent_s or 1000.0, verifier_s or 999.0)
+
+
+@pytest.mark.parametrize("value", ["-1", "inf", "nan", '"soon"', "true"])
+def test_a_time_limit_that_is_no_time_is_refused(tmp_path, value):
+    folder = terminal_folder(tmp_path, "task.toml", f"[agent]\ntimeout_sec = {value}\n")
+    with pytest.raises(UserError, match="agent.timeout_sec is"):
+        read_folder(folder, 3)
+
+
+def test_files_of_a_repository_that_can_be_executed_stay_so(tmp_path):
+    repo = tmp_path / "repos" / "tools"
+    (repo / "tests").mkdir(parents=True)
+    files = {"run.sh": 0o755, "plain.py": 0o644, "tests/drive.sh": 0o755, "tests/test_a.py": 0o600}
+    for name, mode in files.items():
+        (repo / name).write_text("x\n")
+        (repo / name).chmod(mode)
+    wanted = {name: 0o755 if mode & 0o111 else 0o644 for name, mode in files.items()}
+    row = {"instance_id": "i", "repo": "a/tools", "patch": "--- a/run.sh\n+++ b/run.sh\n@@ -1 +1 @@\n-x\n+y\n"}
+    row |= {"FAIL_TO_PASS": ["t"], "PASS_TO_PASS": [], "problem_statement": "p"}
+    smith = convert(row, Instance)
+    git = ["git", "-C", str(repo), "-c", "user.name=a", "-c", "user.email=a@example.invalid"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "base"]):
+        subprocess.run([*git, *words], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    (repo.parent / "a__tools").symlink_to(repo)
+    bench = convert(row | {"base_commit": commit}, Instance)
+    for instance in (smith, bench):
+        task = to_task(instance, tmp_path, 3)
+        assert {f.path: f.mode for f in task.files} == wanted
+        assert {f.path: f.mode for f in task.grading.files} == {n: m for n, m in wanted.items() if "/" in n}
+        assert {f.path: f.mode for f in mended(instance, tmp_path)} == wanted
 
 
 @pytest.mark.parametrize("weights", [{}, {"a": 0.5}, {"a": 1.5, "b": -0.5}])
