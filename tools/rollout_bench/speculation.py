@@ -8,8 +8,9 @@
               ungated    another drafting server, which drafts whenever it can
 
 For every trace and concurrency, each round asks the three in turn for the same requests with the same seeds: lossless
-speculation gives the same tokens, which is checked, so that work is equal. The prefix caches are flushed before each
-turn. The cache of trajectories knows one pass over the trace before it is measured, as after a first update.
+speculation gives the same tokens, which is checked, so that work is equal. As in a run, `concurrency` trajectories are
+in flight, the turns of each one after the other. The prefix caches are flushed before each variant is asked. The cache
+of trajectories knows one pass over the trace before it is measured, as after a first update.
 Ratios are of tokens a second to the plain server's in the same round, medians over rounds. A CPU second counts all of
 a server's processes. Targets: gated at least 1.4 at concurrency 1 to 4 on the recurring traces, at least 0.95 at every
 concurrency on `fresh`, and 0.9 of the ungated gain on the recurring ones.
@@ -32,7 +33,7 @@ from megathunder.config.speculation import SpeculationConfig
 from megathunder.rollout.client import EngineClient, Generation
 from megathunder.rollout.control import ServerControl
 from rollout_bench.serving import Served, serving, stopwatch
-from rollout_bench.traces import Request, fresh, record, repeating
+from rollout_bench.traces import Request, Trace, fresh, record, repeating
 
 VARIANTS = ("plain", "gated", "ungated")
 RECURRING = ("shell", "repeating")
@@ -68,9 +69,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, default=Path("examples/policies/student_large"))
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--traces", nargs="+", default=[*RECURRING, "fresh"])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tasks", type=int, default=12, help="shell tasks recorded, 8 attempts each")
-    parser.add_argument("--seconds", type=float, default=1.5, help="about how long one turn of the plain server takes")
+    parser.add_argument("--seconds", type=float, default=1.5, help="about how long the plain server is asked at a time")
     parser.add_argument("--seed", type=int, default=0)
 
 
@@ -96,11 +97,11 @@ async def _measure(arguments: argparse.Namespace) -> list[Row]:
             bench = Bench(servers, control, client, arguments)
             rows: list[Row] = []
             for name in arguments.traces:
-                rows += await bench.trace(name, await _requests(name, arguments, config, servers["plain"]))
+                rows += await bench.trace(name, await _trace(name, arguments, config, servers["plain"]))
     return rows
 
 
-async def _requests(name: str, arguments: argparse.Namespace, config: RolloutConfig, plain: Served) -> list[Request]:
+async def _trace(name: str, arguments: argparse.Namespace, config: RolloutConfig, plain: Served) -> Trace:
     vocabulary = read_model_shape(str(arguments.model)).vocabulary
     if name == "shell":
         return await record(plain.pool, arguments.model, arguments.tasks, config, arguments.seed)
@@ -117,16 +118,16 @@ class Bench:
         self._control, self._client, self._arguments = control, client, arguments
         self._update = 0
 
-    async def trace(self, name: str, requests: Sequence[Request]) -> list[Row]:
+    async def trace(self, name: str, trace: Trace) -> list[Row]:
         """Every concurrency, every round, every variant."""
         for variant in VARIANTS[1:]:
-            await self._ask(variant, requests, concurrency=8)  # what an earlier update left behind
+            await self._ask(variant, trace, concurrency=8)  # what an earlier update left behind
         rows = []
         for concurrency in self._arguments.concurrency:
-            count = await self._fitting(requests, concurrency)
+            count = await self._fitting(trace, concurrency)
             for round in range(self._arguments.rounds):
                 self._update += 1
-                chosen = [requests[(round * count + i) % len(requests)] for i in range(count)]
+                chosen = [trace[(round * count + i) % len(trace)] for i in range(count)]
                 if name == "fresh":
                     chosen = _never_asked(chosen, self._update)
                 order = VARIANTS[round % 3 :] + VARIANTS[: round % 3]
@@ -134,17 +135,15 @@ class Bench:
             _print(name, concurrency, [row for row in rows if row.concurrency == concurrency])
         return rows
 
-    async def _fitting(self, requests: Sequence[Request], concurrency: int) -> int:
-        """How many requests take the plain server about as long as one turn should."""
-        probe = list(requests[: 2 * concurrency])
+    async def _fitting(self, trace: Trace, concurrency: int) -> int:
+        """How many trajectories take the plain server about as long as it should be asked."""
+        probe = trace[: max(2, concurrency)]
         with stopwatch() as wall_s:
             await self._ask("plain", probe, concurrency)
         wanted = round(self._arguments.seconds / wall_s[0] * len(probe))
-        return max(2 * concurrency, min(wanted, len(requests)))
+        return max(concurrency, min(wanted, len(trace)))
 
-    async def _round(
-        self, name: str, concurrency: int, round: int, chosen: Sequence[Request], order: Sequence[str]
-    ) -> list[Row]:
+    async def _round(self, name: str, concurrency: int, round: int, chosen: Trace, order: Sequence[str]) -> list[Row]:
         taken: dict[str, tuple[Row, list[Generation]]] = {}
         for variant in order:
             taken[variant] = await self._turn(name, concurrency, round, variant, chosen)
@@ -155,7 +154,7 @@ class Bench:
         ]
 
     async def _turn(
-        self, name: str, concurrency: int, round: int, variant: str, chosen: Sequence[Request]
+        self, name: str, concurrency: int, round: int, variant: str, chosen: Trace
     ) -> tuple[Row, list[Generation]]:
         served = self._server[variant]
         await self._control.flush_cache(served.address)
@@ -179,27 +178,36 @@ class Bench:
         )
         return row, done
 
-    async def _ask(self, variant: str, requests: Sequence[Request], concurrency: int) -> list[Generation]:
-        """All of them, `concurrency` in flight."""
+    async def _ask(self, variant: str, trace: Trace, concurrency: int) -> list[Generation]:
+        """All turns of all trajectories, `concurrency` of which are in flight."""
         places, update = asyncio.Semaphore(concurrency), self._update
         address = self._server[variant].address
 
-        async def one(index: int, request: Request) -> Generation:
+        async def one(index: int, turns: Sequence[Request]) -> list[Generation]:
             async with places:
-                sampling = request.sampling(1000 * update + index, update, index)
-                return await self._client.generate(address, request.prompt, sampling)
+                seeds = (100_000 * update + 100 * index + turn for turn in range(len(turns)))
+                return [
+                    await self._client.generate(address, turn.prompt, turn.sampling(seed, update))
+                    for turn, seed in zip(turns, seeds)
+                ]
 
-        return await asyncio.gather(*(one(i, request) for i, request in enumerate(requests)))
+        done = await asyncio.gather(*(one(i, turns) for i, turns in enumerate(trace)))
+        return [generation for generations in done for generation in generations]
 
 
-def _never_asked(requests: Sequence[Request], update: int) -> list[Request]:
+def _never_asked(trace: Trace, update: int) -> Trace:
     """The same with other prompts and tasks."""
     shift = 1 + update % 97
     return [
-        dataclasses.replace(
-            r, prompt=r.prompt[shift % len(r.prompt) :] + r.prompt[: shift % len(r.prompt)], task=f"{r.task}-{update}"
+        tuple(
+            dataclasses.replace(
+                turn,
+                prompt=turn.prompt[shift % len(turn.prompt) :] + turn.prompt[: shift % len(turn.prompt)],
+                task=f"{turn.task}-{update}",
+            )
+            for turn in turns
         )
-        for r in requests
+        for turns in trace
     ]
 
 
