@@ -2,17 +2,20 @@
 
     (t[-2], t[-1]) -> places -> those with the longest match backwards -> of the nearest kin -> vote on every next token
 
-Kin: the same group (its own trajectory included), else the same task, else any. A place's estimate is its share of
-the votes times m / (m + 1) for a match of m tokens, so that one long match weighs more than one short.
-Trajectories that ended go, oldest first, beyond `max_tokens`. About 0.2 kB a token.
+Kin: the same group (its own trajectory included), else the same task, else any. Only the newest places of a pair are
+looked at, those within the task and those anywhere: pairs such as the opening of a turn are everywhere, and places of
+other tasks would hide those of kin. A place's estimate is its share of the votes times m / (m + 1) for a match of m
+tokens, so that one long match weighs more than one short.
+Trajectories that ended go, oldest first, beyond `max_tokens`. 0.1 to 0.25 kB a token.
 Called by the drafter; the oracle of the adapter to arctic-inference (`arctic.py`) in tests.
 """
 
 from __future__ import annotations
 
+import zlib
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from megathunder.rollout.speculation.drafts import NOTHING, Draft
@@ -22,6 +25,7 @@ ANCHOR = 2
 DEPTH = 16  # tokens compared backwards
 PLACES = 12  # newest occurrences of an anchor that are looked at
 PLACE_BITS = 32
+ANYBODY = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +37,11 @@ class Sequenced:
     tokens: array = field(default_factory=lambda: array("q"))
     running: int = 0
 
+    @property
+    def stamp(self) -> int:
+        """What its places have in common."""
+        return self.serial << PLACE_BITS
+
 
 class PatternCache:
     """`SuffixCache` over an index of token pairs."""
@@ -42,7 +51,7 @@ class PatternCache:
         self._held: dict[int, Sequenced] = {}  # by serial, oldest first
         self._by_name: dict[str, Sequenced] = {}
         self._requests: dict[str, Sequenced] = {}
-        self._places: dict[int, int | list[int]] = {}  # a lone place is no list: most pairs occur once
+        self._places: dict[int, int | list[int]] = {}  # by indexed pair; a lone place is no list: most occur once
         self._serial = 0
         self._tokens = 0
 
@@ -79,40 +88,46 @@ class PatternCache:
         return _vote(kin, longest, limit)
 
     def _append(self, sequence: Sequenced, tokens: Sequence[int]) -> None:
-        held, places, stamp = sequence.tokens, self._places, sequence.serial << PLACE_BITS
+        held, places, stamp, within = sequence.tokens, self._places, sequence.stamp, _index(sequence.origin)
         had = len(held)
         held.extend(tokens)
         self._tokens += len(held) - had
         for at in range(max(had, ANCHOR), len(held)):
             pair = _pair(held[at - 2], held[at - 1])
-            known = places.get(pair)
-            if known is None:
-                places[pair] = stamp | at
-            elif isinstance(known, int):
-                places[pair] = [known, stamp | at]
-            else:
-                known.append(stamp | at)
-                if len(known) > 2 * PLACES:
-                    del known[:PLACES]
+            for key in (pair, within | pair):
+                known = places.get(key)
+                if known is None:
+                    places[key] = stamp | at
+                elif isinstance(known, int):
+                    places[key] = [known, stamp | at]
+                else:
+                    known.append(stamp | at)
+                    if len(known) > 2 * PLACES:
+                        del known[:PLACES]
 
     def _known(self, pair: int) -> list[int]:
-        """Places of a pair, oldest first."""
+        """Places of an indexed pair, oldest first."""
         known = self._places.get(pair, [])
         return [known] if isinstance(known, int) else known
 
     def _matches(self, own: Sequenced) -> list[tuple[int, Sequenced, int]]:
         """(tokens that match backwards, where, position of the token that followed) for the newest places."""
         held = own.tokens
-        end = len(held)
-        if end < ANCHOR:
+        if len(held) < ANCHOR:
             return []
-        tail = held[-DEPTH:]
-        found = []
-        for place in self._known(_pair(held[-2], held[-1]))[: -PLACES - 1 : -1]:
+        pair, tail = _pair(held[-2], held[-1]), held[-DEPTH:]
+        kin = self._known(_index(own.origin) | pair)[: -PLACES - 1 : -1]
+        found = list(self._compared(kin, tail))
+        if any(2 * match >= DEPTH and _distance(s.origin, own.origin) < ANYBODY for match, s, _ in found):
+            return found  # no match elsewhere can be more than twice as long
+        others = [place for place in self._known(pair)[: -PLACES - 1 : -1] if place not in kin]
+        return found + list(self._compared(others, tail))
+
+    def _compared(self, places: Sequence[int], tail: array) -> Iterator[tuple[int, Sequenced, int]]:
+        for place in places:
             sequence, at = self._held.get(place >> PLACE_BITS), place & ((1 << PLACE_BITS) - 1)
             if sequence is not None and at < len(sequence.tokens):
-                found.append((_match(sequence.tokens, at, tail), sequence, at))
-        return found
+                yield _match(sequence.tokens, at, tail), sequence, at
 
     def _evict(self) -> None:
         while self._tokens > self._max_tokens:
@@ -123,10 +138,11 @@ class PatternCache:
             self._tokens -= len(gone.tokens)
             if self._by_name.get(gone.origin.trajectory) is gone:
                 del self._by_name[gone.origin.trajectory]
-            self._forget_places(gone.tokens)
+            self._forget_places(gone.tokens, _index(gone.origin))
 
-    def _forget_places(self, tokens: array) -> None:
-        for pair in {_pair(tokens[i], tokens[i + 1]) for i in range(len(tokens) - 1)}:
+    def _forget_places(self, tokens: array, within: int) -> None:
+        pairs = {_pair(tokens[i], tokens[i + 1]) for i in range(len(tokens) - 1)}
+        for pair in pairs | {within | pair for pair in pairs}:
             left = [place for place in self._known(pair) if place >> PLACE_BITS in self._held]
             if left:
                 self._places[pair] = left if len(left) > 1 else left[0]
@@ -136,6 +152,12 @@ class PatternCache:
 
 def _pair(first: int, second: int) -> int:
     return first << PLACE_BITS | second
+
+
+def _index(origin: Origin) -> int:
+    """What is added to a pair where it is looked up within a task (a group or trajectory, if that is all that is
+    known). Two tasks may share an index: what is found there is ranked by origin."""
+    return 1 + zlib.crc32((origin.task or origin.group or origin.trajectory).encode()) << 2 * PLACE_BITS
 
 
 def _match(tokens: array, at: int, tail: array) -> int:
@@ -150,10 +172,10 @@ def _match(tokens: array, at: int, tail: array) -> int:
 
 
 def _distance(theirs: Origin, ours: Origin) -> int:
-    """0: same group (or trajectory), 1: same task, 2: neither."""
+    """0: same group (or trajectory), 1: same task, ANYBODY: neither."""
     if theirs.trajectory == ours.trajectory or (ours.group and theirs.group == ours.group):
         return 0
-    return 1 if ours.task and theirs.task == ours.task else 2
+    return 1 if ours.task and theirs.task == ours.task else ANYBODY
 
 
 def _vote(places: list[tuple[array, int]], match: int, limit: int) -> Draft:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from megathunder.rollout.speculation.origin import Origin, read_origin
-from megathunder.rollout.speculation.patterns import PatternCache
+from megathunder.rollout.speculation.patterns import PLACES, PatternCache
 
 SHARED = [1, 2, 3, 4]
 
@@ -45,6 +45,16 @@ def test_the_group_is_asked_before_the_task_and_the_task_before_all():
     assert draft(filled(group, task, everyone), SHARED, asker)[0] == 10
     assert draft(filled(task, everyone), SHARED, asker)[0] == 20
     assert draft(filled(everyone), SHARED, asker)[0] == 30
+
+
+def test_what_many_others_said_since_after_the_same_opening_does_not_hide_kin():
+    turn = [5, 6]  # opens every turn of everybody
+    kin = (origin("x", "g", "task"), [1, 2, 3, *turn, 10])
+    others = [(origin(f"o{i}", f"o{i}", f"t{i}"), [50 + i, *turn, 20]) for i in range(3 * PLACES)]
+    asked = [1, 2, 3, *turn]
+    assert draft(filled(kin, *others), asked, origin("a", "g", "task"))[0] == 10
+    assert draft(filled(kin, *others), asked, origin("a", "g2", "task"))[0] == 10
+    assert draft(filled(kin, *others), asked, origin("a"))[0] == 20
 
 
 def test_a_much_longer_match_elsewhere_beats_a_short_one_of_kin():
