@@ -165,12 +165,13 @@ class MetricsRow(msgspec.Struct, frozen=True, kw_only=True):
 
     # speculation; None: the servers do not draft
     speculation_accept_length: Annotated[
-        float | None, _is("Tokens a request gains in a decode step, mean over the update's rollouts; 1: no gain.")
+        float | None,
+        _is("Tokens a request gains in a step that may draft, mean over the update's rollouts; 1: no gain."),
     ] = None
     speculation_drafted_tokens: Annotated[int | None, _is("Tokens that servers drafted.")] = None
     speculation_accepted_tokens: Annotated[int | None, _is("Those that came true and were kept.")] = None
     speculation_off_share: Annotated[
-        float | None, _is("Share of decode steps without drafts: nothing found, gated off, or high load.")
+        float | None, _is("Share of such steps without drafts: nothing found, gated off, or high load.")
     ] = None
 
 

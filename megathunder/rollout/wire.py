@@ -100,10 +100,10 @@ class Loads(msgspec.Struct, frozen=True, kw_only=True):
 class SpeculationCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What our speculation plug-in reports of a server, counted since its start."""
 
-    steps: int
+    steps: int  # that decode, or read prompts while drafts are looked up
     steps_drafted: int
     steps_shut: int
-    requests: int  # decoding, summed over steps
+    requests: int  # summed over steps
     lookups: int
     drafted_tokens: int
     accepted_tokens: int

@@ -157,6 +157,20 @@ def test_greedy_requests_and_sampled_ones_share_a_drafted_batch(served):
     assert [d.tokens for d in a] == [d.tokens for d in b]
 
 
+def test_the_step_that_reads_a_prompt_says_all_of_a_short_answer_it_has_seen(served):
+    def ask(name):
+        return draw(served, name, Cut(temperature=0.0), requests=1, tokens=6, prompts=1, seed=7)[0]
+
+    ask("drafting")
+    before = counts(served)
+    known = ask("drafting")
+    after = counts(served)
+    assert after.steps - before.steps == 1 and after.accepted_tokens - before.accepted_tokens == 5
+    plain = ask("plain")
+    assert known.tokens == plain.tokens
+    assert known.logprobs == pytest.approx(plain.logprobs, abs=1e-4)
+
+
 def test_no_draft_reaches_past_the_token_budget_or_the_models_context(served):
     for tokens in (1, 2, 3, 5, 9):
         drawn = draw(served, "drafting", Cut(temperature=0.3), requests=24, tokens=tokens, prompts=2, seed=4)

@@ -1,10 +1,11 @@
 """Keeps the suffix cache in step with the requests that decode, and drafts for them. Called by `worker.py`.
 
     propose(requests) -> a draft each          before a step: feeds what the last one emitted, then asks cache and gate
+    propose_after_prompts(requests)            the same of requests whose prompts are about to be read
     finished(rid)                              feeds the last tokens; the trajectory stays in the cache
 
-No draft reaches past a request's token budget, the model's context, the request's cache slots or the rows a step may
-have.
+No draft reaches past a stop token, a request's token budget, the model's context, the request's cache slots or the rows
+a step may have.
 """
 
 from __future__ import annotations
@@ -62,11 +63,21 @@ class Drafter:
         if not self.gate.asks(size):
             self._while_shut(requests)
             return [NOTHING] * size
+        drafts, spent_s = self._look_up(requests, _slots)
+        return self.gate.choose(drafts, room=self._max_rows - size, spent_s=spent_s)
+
+    def propose_after_prompts(self, requests: Sequence[Req]) -> list[Draft]:
+        """A draft for each of `requests`, whose cache slots are still to be allocated. The gate says whether to ask."""
+        drafts, spent_s = self._look_up(requests, lambda _: self._max_draft)
+        return self.gate.choose_after_prompts(drafts, room=self._max_rows - len(requests), spent_s=spent_s)
+
+    def _look_up(self, requests: Sequence[Req], slots: Callable[[Req], int]) -> tuple[list[Draft], float]:
+        """What the cache has, and the seconds it took; `slots` are those a request's draft may fill."""
         started_s = self._clock()
         for request in requests:
             self._feed(request)
-        drafts = [self._cache.draft(request.rid, self._limit(request)) for request in requests]
-        return self.gate.choose(drafts, room=self._max_rows - size, spent_s=self._clock() - started_s)
+        drafts = [self._draft(request, slots(request)) for request in requests]
+        return drafts, self._clock() - started_s
 
     def _while_shut(self, requests: Sequence[Req]) -> None:
         """Feed the cache now and then, and learn from one peek at a time whether drafting would pay."""
@@ -87,7 +98,7 @@ class Drafter:
     def _look(self, requests: Sequence[Req]) -> None:
         request = requests[self._step % len(requests)]
         self._feed(request)
-        draft = self._cache.draft(request.rid, self._limit(request))
+        draft = self._draft(request, _slots(request))
         self._peek = Peek(request, draft, len(request.output_ids), len(requests))
 
     def _compare(self) -> None:
@@ -126,8 +137,18 @@ class Drafter:
             del self._fed[rid]
             self._cache.end(rid)
 
-    def _limit(self, request: Req) -> int:
+    def _draft(self, request: Req, slots: int) -> Draft:
+        """What may follow, up to where the request would stop: after that nothing is sampled."""
+        draft = self._cache.draft(request.rid, self._limit(request, slots))
+        stops = request.sampling_params.stop_token_ids or ()
+        end = next((j for j, token in enumerate(draft.tokens) if token in stops), None)
+        return draft if end is None else Draft(draft.tokens[:end], draft.paths[:end])
+
+    def _limit(self, request: Req, slots: int) -> int:
         budget = request.sampling_params.max_new_tokens - len(request.output_ids) - 1
         room = self._context_tokens - len(request.origin_input_ids) - len(request.output_ids)
-        slots = request.kv.kv_allocated_len - request.kv.kv_committed_len - 1
         return min(self._max_draft, budget, room, slots)
+
+
+def _slots(request: Req) -> int:
+    return request.kv.kv_allocated_len - request.kv.kv_committed_len - 1

@@ -19,15 +19,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from megathunder.config.speculation import SpeculationConfig
-from megathunder.rollout.speculation.costs import StepCosts
+from megathunder.rollout.speculation.costs import OUTLIER, StepCosts
 from megathunder.rollout.speculation.drafts import NOTHING, Draft
 
 BINS = 8
 PRIOR_WEIGHT, SHARE_RATE = 4.0, 1 / 32
 MARGIN = 0.03
-PEEKING = 0.01
+PEEKING = 0.005
 FIRST_CREDIT_S = 1e-3
 SAVED_RATE = 1 / 32
+AROUND_RATE = 1 / 16
 PLAIN_EVERY = 64  # drafted steps of one size without a plain one to compare with
 FEW = 4  # plain steps of a size before one has drafts
 UNGATED_PATH = 0.1
@@ -37,7 +38,7 @@ UNGATED_PATH = 0.1
 class Decisions:
     """Counted since the server started."""
 
-    steps: int = 0
+    steps: int = 0  # that decode, or read prompts while drafts are looked up
     steps_drafted: int = 0
     steps_shut: int = 0
     requests: int = 0  # summed over steps
@@ -85,7 +86,10 @@ class Gate:
         self._credit_s = FIRST_CREDIT_S
         self._lookup_s = 0.0
         self._since_plain: dict[int, int] = {}
+        self._decoding = 0  # requests of the last decode step
         self._step: tuple[float, int, list[Draft], float] | None = None  # start, size, drafts, lookups
+        self._ended_s = 0.0
+        self._around_s: float | None = None  # between the end of a step and the start of the next, moving mean
         self._looked_up_s = 0.0  # for the step to come
 
     def control(self, values: dict[str, float]) -> bool:
@@ -105,26 +109,44 @@ class Gate:
             return True
         return self.open and self.costs.known(size) >= FEW
 
+    def asks_after_prompts(self, size: int) -> bool:
+        """Whether to look up drafts for the `size` requests whose prompts the next step reads."""
+        if not self.most:
+            return False
+        return not self.gated or (self.open and self.costs.plain(self._beside(size)) > 0)
+
     def choose(self, drafts: Sequence[Draft], *, room: int, spent_s: float) -> list[Draft]:
         """`drafts`, cut to what pays and to `room` rows in all; `spent_s` is what looking them up took."""
         size = len(drafts)
-        self._spent(size, spent_s)
+        if self.gated and self._since_plain.get(size, 0) >= PLAIN_EVERY:
+            self._spent(size, spent_s)
+            return [NOTHING] * size
+        return self._choose(drafts, size, room, spent_s)
+
+    def choose_after_prompts(self, drafts: Sequence[Draft], *, room: int, spent_s: float) -> list[Draft]:
+        """The same beside prompts: worth what it is in a decode step of these requests and those that decode now."""
+        return self._choose(drafts, self._beside(len(drafts)), room, spent_s)
+
+    def _choose(self, drafts: Sequence[Draft], size: int, room: int, spent_s: float) -> list[Draft]:
+        self._spent(len(drafts), spent_s)
         drafts = [Draft(d.tokens[: self.most], d.paths[: self.most]) for d in drafts]
-        if not self.gated:
+        if self.gated:
+            order = self._best(drafts, size, room)
+        else:
             widths = [sum(path >= UNGATED_PATH for path in d.paths) for d in drafts]
             order = sorted((j, i) for i, width in enumerate(widths) for j in range(width))[:room]
-        else:
-            if self._since_plain.get(size, 0) >= PLAIN_EVERY:
-                return [NOTHING] * size
-            order = self._best(drafts, room)
-        chosen = [0] * size
+        chosen = [0] * len(drafts)
         for _, i in order:
             chosen[i] += 1
         return [Draft(d.tokens[:width], d.paths[:width]) for d, width in zip(drafts, chosen)]
 
-    def _best(self, drafts: Sequence[Draft], room: int) -> list[tuple[float, int]]:
-        """The (-chance, request) of the rows to draft; those of a request are its first tokens."""
-        size, ranked = len(drafts), []
+    def _beside(self, size: int) -> int:
+        """Requests that will decode once `size` prompts are read: about as many as did last."""
+        return max(size, self._decoding)
+
+    def _best(self, drafts: Sequence[Draft], size: int, room: int) -> list[tuple[float, int]]:
+        """The (-chance, request) of the rows to draft in a step of `size`; those of a request are its first tokens."""
+        ranked = []
         for i, draft in enumerate(drafts):
             least = 1.0
             for path in draft.paths:
@@ -144,30 +166,48 @@ class Gate:
         """A step of `size` requests starts; this is also where the one before it ended."""
         now = self._clock()
         if self._step is not None:
-            started, before, had, _ = self._step
-            rows = sum(len(draft.tokens) for draft in had)
-            seconds = now - started - self._looked_up_s
-            if rows:
-                self.costs.saw_drafted(before, rows, seconds)
-            else:
-                self.costs.saw_plain(before, seconds)
-        self._step = (now, size, drafts, self._looked_up_s)
+            around_s = now - self._ended_s - self._looked_up_s
+            self._around_s = around_s if self._around_s is None else self._around_s
+            self._around_s += AROUND_RATE * (min(around_s, OUTLIER * self._around_s) - self._around_s)
+            self._took(self._ended_s - self._step[0] + around_s)
+        self._step, self._decoding = (now, size, drafts, self._looked_up_s), size
         self._looked_up_s = 0.0
 
     def interrupted(self) -> None:
-        """Something other than a decode step came: the step before it cannot be timed."""
+        """Something other than a decode step comes: the time between steps is taken to be what it mostly is."""
+        if self._step is not None and self._around_s is not None:
+            self._took(self._ended_s - self._step[0] + self._around_s)
         self._step = None
-        self._looked_up_s = 0.0
+
+    def _took(self, seconds: float) -> None:
+        """The step that began took `seconds`."""
+        _, size, drafts, _ = self._step
+        rows = sum(len(draft.tokens) for draft in drafts)
+        if rows:
+            self.costs.saw_drafted(size, rows, seconds)
+        else:
+            self.costs.saw_plain(size, seconds)
 
     def end(self, counts: Sequence[int]) -> None:
         """The step that began emitted `counts` tokens a request."""
         _, size, drafts, paid_s = self._step
-        rows, accepted = sum(len(d.tokens) for d in drafts), sum(counts) - size
+        self._ended_s = self._clock()
+        rows = sum(len(d.tokens) for d in drafts)
         self._since_plain[size] = self._since_plain.get(size, 0) + 1 if rows else 0
-        for draft, count in zip(drafts, counts):
+        self._verified(drafts, counts, size, paid_s)
+
+    def prompts_read(self, drafts: Sequence[Draft], counts: Sequence[int]) -> None:
+        """A step that read prompts verified `drafts` and emitted `counts` tokens a request."""
+        self._verified(drafts, counts, self._beside(len(drafts)), self._looked_up_s)
+        self._looked_up_s = 0.0
+
+    def _verified(self, drafts: Sequence[Draft], counts: Sequence[int], size: int, paid_s: float) -> None:
+        """What it saved is what the accepted tokens would have taken in plain steps of `size`."""
+        rows, accepted = sum(len(d.tokens) for d in drafts), sum(counts) - len(drafts)
+        for draft, count in zip(drafts, counts) if rows else ():
             for j, path in enumerate(draft.paths[:count]):  # after the first miss the rest is not known
                 self.chance.saw(path, j < count - 1)
-        self._count(size, rows, accepted)
+        self._count(len(drafts), rows, accepted)
         if self.open and self.gated and self.most and self.costs.plain(size):
             plain = self.costs.plain(size)
             saved = accepted * plain / size - (self.costs.excess(size, rows) if rows else 0.0) - paid_s
@@ -201,7 +241,7 @@ class Gate:
             return
         self.costs.doubt()
         plain = self.costs.plain(size)
-        rows = len(self._best([draft] * size, size * len(draft.tokens)))
+        rows = len(self._best([draft] * size, size, size * len(draft.tokens)))
         saved = min(rows / size, accepted) * plain - (self.costs.excess(size, rows) if rows else 0.0)
         saved -= self._lookup_s * size
         self._saved_s += 4 * SAVED_RATE * (saved - self._saved_s)

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from megathunder.rollout.speculation import attention
 from megathunder.rollout.speculation.algorithm import NAME, SuffixAlgorithm, refuse_what_is_not_supported
+from megathunder.rollout.speculation.prompts import hand_over
 
 SRT = "sglang.srt"
 PREFIX = "speculation_"
-ATTENTION = "TorchNativeAttnBackend._run_sdpa_forward_decode"
+RESULTS = "scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
 
 
 def install() -> None:
@@ -37,7 +37,7 @@ def install() -> None:
     hooks = {
         f"{SRT}.managers.scheduler.Scheduler.set_internal_state": _set_state,
         f"{SRT}.managers.scheduler.Scheduler.get_internal_state": _get_state,
-        f"{SRT}.layers.attention.torch_native_backend.{ATTENTION}": attention.decode,
+        f"{SRT}.managers.{RESULTS}.process_batch_result_prefill": hand_over,
         f"{SRT}.mem_cache.memory_pool.MHATokenToKVPool._init_kv_copy_and_warmup": _no_cache_copies,
         f"{SRT}.mem_cache.allocation_sizing.get_alloc_reserve_per_decode": _reserve_one_step,
     }

@@ -5,7 +5,7 @@
     kept            sampled[0..n] for the first n with sampled[n] != d_(n+1)      n + 1 tokens, n of them drafted
 
 Every row's keys and values are written before any row attends, so row j sees those of rows before it: a decode step of
-SGLang, unchanged. Slots past the kept tokens are written again by the next step. Used by `worker.py`.
+SGLang, unchanged. Slots past the kept tokens are written again by the next step. Used by `worker.py`, `prompts.py`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ def lay_out(batch: ScheduleBatch, drafts: Sequence[Sequence[int]]) -> None:
     inputs = [token for first, draft in zip(newest, drafts) for token in (first, *draft)]
     batch.input_ids = torch.tensor(inputs, dtype=torch.int64).to(device, non_blocking=True)
     if len(inputs) == len(newest):
-        batch.seq_lens, batch.seq_lens_cpu = lengths + 1, batch.seq_lens_cpu + 1
+        batch.seq_lens = lengths + 1
+        batch.seq_lens_cpu = batch.seq_lens if device.type == "cpu" else batch.seq_lens_cpu + 1
         positions = lengths
     else:
         owner = [i for i, draft in enumerate(drafts) for _ in range(1 + len(draft))]
         step = torch.tensor([j for draft in drafts for j in range(1 + len(draft))])
         rows = torch.tensor(owner)
-        _repeat(batch, owner, rows.to(device))
+        repeat(batch, owner, rows.to(device))
         batch.seq_lens_cpu = batch.seq_lens_cpu[rows] + step.to(batch.seq_lens_cpu.dtype) + 1
         positions = lengths[rows.to(device)] + step.to(device)
         batch.seq_lens = positions + 1
@@ -45,7 +46,7 @@ def lay_out(batch: ScheduleBatch, drafts: Sequence[Sequence[int]]) -> None:
     batch.out_cache_loc = batch.req_to_token_pool.req_to_token[batch.req_pool_indices, positions].to(torch.int64)
 
 
-def _repeat(batch: ScheduleBatch, owner: list[int], rows: torch.Tensor) -> None:
+def repeat(batch: ScheduleBatch, owner: list[int], rows: torch.Tensor) -> None:
     """Give every row what its request has; `owner[r]` is the request of row r, `rows` the same on the device."""
     batch.reqs = [batch.reqs[i] for i in owner]
     batch.req_pool_indices = batch.req_pool_indices[rows]

@@ -2,8 +2,9 @@
 
     propose -> lay out rows -> forward and sample every row -> keep the agreeing prefix -> tokens, log-probabilities
 
-A step without drafts is SGLang's plain decode step. Requests whose next token depends on those before it by more than
-the model (penalties, grammars, logit processors), or that want hidden states, keep their whole batch from drafting.
+Where attention is ours (plain torch on a CPU), a step that reads prompts is drafted too (`prompts.py`). A step without
+drafts is SGLang's own. Requests whose next token depends on those before it by more than the model (penalties,
+grammars, logit processors), or that want hidden states, keep their whole batch from drafting.
 Weight updates, flushes and versions pass the cache of trajectories by. Built by SGLang's scheduler (`plugin.py`).
 """
 
@@ -16,12 +17,14 @@ from typing import TYPE_CHECKING
 import torch
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.mem_cache.common import evict_from_tree_cache
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
-from megathunder.rollout.speculation.attention import chains_of, drafted_step
+from megathunder.rollout.speculation.attention import blocks_of, drafted_step, replaces
 from megathunder.rollout.speculation.drafter import Drafter
 from megathunder.rollout.speculation.drafts import NOTHING, Draft
 from megathunder.rollout.speculation.gate import Gate
+from megathunder.rollout.speculation.prompts import can_draft, lay_out_prompts, set_aside_the_rest
 from megathunder.rollout.speculation.rows import kept_counts, lay_out, padded_rows
 from megathunder.rollout.speculation.settings import build_cache, read_settings
 
@@ -69,45 +72,85 @@ class SuffixWorker(BaseSpecWorker):
             clock=self._clock,
         )
 
+    def init_attention_backends(self) -> None:
+        """Called when the model's are made."""
+        self._attention_is_ours = self._on_cpu and replaces(self.model_runner.attn_backend)
+
     def forward_batch_generation(
         self, batch: ScheduleBatch, on_publish: object = None, pp_proxy_tensors: object = None
     ) -> GenerationBatchResult:
         if not batch.forward_mode.is_decode():
-            self.gate.interrupted()
-            result = self.target_worker.forward_batch_generation(batch)
-            counts, result.new_seq_lens = [1] * len(batch.reqs), batch.seq_lens
+            result, counts = self._read(batch), [1] * len(batch.reqs)
         else:
             result, counts = self._decode(batch)
+        if self._on_cpu:
+            result.copy_to_cpu = _nothing_to_copy
         result.accept_lens = torch.tensor(counts, dtype=torch.int32)
         result.speculative_num_draft_tokens = result.speculative_output_stride = max(counts, default=1)
         return result
 
+    def _read(self, batch: ScheduleBatch) -> GenerationBatchResult:
+        """Read prompts; `new_seq_lens` then counts what was kept of the drafts after them."""
+        lengths, pool_rows, read = batch.seq_lens, batch.req_pool_indices, batch.extend_lens
+        drafts = self.drafter.propose_after_prompts(batch.reqs) if self._asks_after(batch) else None
+        self.gate.interrupted()
+        tokens = [draft.tokens for draft in drafts or ()]
+        slots = self._slots(batch, sum(map(len, tokens)))
+        if slots is not None:
+            lay_out_prompts(batch, tokens, slots)
+            longest = [length + len(draft) for length, draft in zip(lengths.tolist(), tokens)]
+            with self._attention(longest, [n + len(draft) for n, draft in zip(read, tokens)], pool_rows):
+                result = self.target_worker.forward_batch_generation(batch)
+            counts = self._keep(result, drafts, batch.return_logprob)
+            set_aside_the_rest(result, counts, batch.return_logprob)
+            result.new_seq_lens = lengths + torch.tensor(counts, dtype=lengths.dtype) - 1
+        else:
+            result = self.target_worker.forward_batch_generation(batch)
+            result.new_seq_lens, counts, drafts = lengths, [1] * len(tokens), drafts and [NOTHING] * len(tokens)
+        if drafts is not None:
+            self.gate.prompts_read(drafts, counts)
+        return result
+
+    def _asks_after(self, batch: ScheduleBatch) -> bool:
+        asks = self._attention_is_ours and self.gate.asks_after_prompts(len(batch.reqs))
+        return asks and batch.forward_mode.is_extend() and _may_draft(batch) and can_draft(batch)
+
     def _decode(self, batch: ScheduleBatch) -> tuple[GenerationBatchResult, list[int]]:
-        lengths, size = batch.seq_lens, len(batch.reqs)
+        lengths, pool_rows, size = batch.seq_lens, batch.req_pool_indices, len(batch.reqs)
         drafts = self.drafter.propose(batch.reqs) if _may_draft(batch) else [NOTHING] * size
         self.gate.begin(size, drafts)
-        pool_rows = batch.req_pool_indices
-        lay_out(batch, [draft.tokens for draft in drafts])
-        drafted = any(draft.tokens for draft in drafts)
-        with self._attention(lengths, drafts, pool_rows) if drafted and self._on_cpu else contextlib.nullcontext():
+        tokens = [draft.tokens for draft in drafts]
+        lay_out(batch, tokens)
+        if any(tokens):
+            widths = [1 + len(draft) for draft in tokens]
+            longest = [length + width for length, width in zip(lengths.tolist(), widths)]
+            with self._attention(longest, widths, pool_rows):
+                result = self.target_worker.forward_batch_generation(batch)
+            counts = self._keep(result, drafts, batch.return_logprob)
+            result.new_seq_lens = lengths + torch.tensor(counts, dtype=lengths.dtype).to(lengths.device)
+        else:
             result = self.target_worker.forward_batch_generation(batch)
-        if not drafted:
-            counts = [1] * size
+            counts, result.new_seq_lens = [1] * size, batch.seq_lens
             if batch.return_logprob:
                 result.logits_output.next_token_logprobs = result.logits_output.next_token_logprobs[:, None]
-        else:
-            counts = self._keep(result, drafts, batch.return_logprob)
-        result.new_seq_lens = lengths + torch.tensor(counts, dtype=lengths.dtype).to(lengths.device)
         self.gate.end(counts)
         return result, counts
 
+    def _slots(self, batch: ScheduleBatch, count: int) -> torch.Tensor | None:
+        """New slots of the cache, prefixes that nobody uses making way; None for none, or where there are too few."""
+        if count:
+            evict_from_tree_cache(batch.tree_cache, count)
+        return self.token_to_kv_pool_allocator.alloc(count) if count else None
+
     def _attention(
-        self, lengths: torch.Tensor, drafts: list[Draft], pool_rows: torch.Tensor
+        self, longest: list[int], widths: list[int], pool_rows: torch.Tensor
     ) -> contextlib.AbstractContextManager[None]:
-        widths = [1 + len(draft.tokens) for draft in drafts]
-        longest = [length + width for length, width in zip(lengths.tolist(), widths)]
+        if not self._attention_is_ours:
+            return contextlib.nullcontext()
         table = self.req_to_token_pool.req_to_token
-        return drafted_step(chains_of(longest, widths, pool_rows.tolist(), table))
+        return drafted_step(
+            self.model_runner.attn_backend, blocks_of(longest, widths, pool_rows, table, self.model_runner.dtype)
+        )
 
     def _keep(self, result: GenerationBatchResult, drafts: list[Draft], return_logprob: bool) -> list[int]:
         """Cut `result`, one entry a row, down to what is kept, padded to the longest: [requests * stride]."""
@@ -142,6 +185,10 @@ class SuffixWorker(BaseSpecWorker):
 
     def update_weights_from_tensor(self, request: object) -> tuple[bool, str]:
         return self.target_worker.update_weights_from_tensor(request)
+
+
+def _nothing_to_copy(**options: object) -> None:
+    """Results are on the CPU; SGLang's copy would be 1 % of a plain step of a small model."""
 
 
 def _may_draft(batch: ScheduleBatch) -> bool:

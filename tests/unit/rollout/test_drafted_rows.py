@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from megathunder.rollout.speculation.attention import chains_of, decode, drafted_step
+from megathunder.rollout.speculation.attention import blocks_of, drafted_step
 from megathunder.rollout.speculation.rows import kept_counts, padded_rows
 
 
@@ -37,28 +37,48 @@ def test_kept_tokens_are_those_that_one_token_a_step_would_have_sampled():
         assert said[:12] == plain
 
 
+class Backend:
+    """A backend whose loops are known by what they answer."""
+
+    def _run_sdpa_forward_decode(self, *arguments, **options):
+        return "decode loop"
+
+    def _run_sdpa_forward_extend(self, *arguments, **options):
+        return "extend loop"
+
+
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
-def test_one_masked_attention_a_request_equals_attention_row_after_row(heads):
+@pytest.mark.parametrize("lengths", [[9, 5, 12], [9, 5, 60]], ids=["padded", "one by one"])
+def test_one_masked_attention_equals_attention_row_after_row(heads, lengths):
     torch.manual_seed(0)
     query_heads, kv_heads = heads
-    lengths, widths, pool_rows = [9, 5, 12], [3, 1, 4], [2, 0, 1]
-    table = torch.stack([torch.randperm(64)[:16] for _ in range(3)]).int()
+    widths, pool_rows = [3, 5, 1], [2, 0, 1]
+    table = torch.stack([torch.randperm(64) for _ in range(3)]).int()
     keys, values = torch.randn(64, kv_heads, 8), torch.randn(64, kv_heads, 8)
     query = torch.randn(sum(widths), query_heads, 8)
-    expected = []
+    expected, seen = [], set()
     for length, width, pool_row in zip(lengths, widths, pool_rows):
         for row in range(width):
             slots = table[pool_row, : length - width + 1 + row].long()
+            seen |= set(slots.tolist())
             k, v = (x[slots].repeat_interleave(query_heads // kv_heads, dim=1) for x in (keys, values))
             q = query[len(expected)]
             weights = torch.softmax(torch.einsum("hd,lhd->hl", q, k) * 0.3, dim=-1)
             expected.append(torch.einsum("hl,lhd->hd", weights, v))
-    with drafted_step(chains_of(lengths, widths, pool_rows, table)):
-        seen = decode(None, None, query, torch.empty_like(query), keys, values, scaling=0.3, enable_gqa=True)
-    torch.testing.assert_close(seen, torch.stack(expected), atol=1e-5, rtol=1e-5)
+    unwritten = [slot for slot in range(64) if slot not in seen]
+    keys[unwritten] = values[unwritten] = torch.nan
+    backend = Backend()
+    blocks = blocks_of(lengths, widths, torch.tensor(pool_rows), table, query.dtype)
+    assert len(blocks) == (1 if max(lengths) == 12 else 3)
+    with drafted_step(backend, blocks):
+        for loop in (backend._run_sdpa_forward_decode, backend._run_sdpa_forward_extend):
+            told = loop(query, torch.empty_like(query), keys, values, scaling=0.3, enable_gqa=True)
+            torch.testing.assert_close(told, torch.stack(expected), atol=1e-5, rtol=1e-5)
 
 
-def test_steps_without_drafts_use_the_servers_own_loop():
-    asked = []
-    decode(lambda *arguments, **options: asked.append(arguments), "backend", 1, 2, 3, 4, 5, scaling=1.0)
-    assert asked == [("backend", 1, 2, 3, 4, 5)]
+def test_steps_without_drafts_and_windows_use_the_servers_own_loops():
+    backend, query = Backend(), torch.zeros(1, 1, 8)
+    with drafted_step(backend, ()):
+        assert backend._run_sdpa_forward_decode(query, query, query, query, sliding_window_size=4) == "decode loop"
+    assert backend._run_sdpa_forward_decode(query, query, query, query) == "decode loop"
+    assert not vars(backend)

@@ -13,7 +13,9 @@ from megathunder.rollout.speculation.patterns import PatternCache
 LONG = list(range(100, 140))
 
 
-def request(rid: str, prompt: list[int], output: list[int], *, most: int = 100, slots: int = 8) -> SimpleNamespace:
+def request(
+    rid: str, prompt: list[int], output: list[int], *, most: int = 100, slots: int = 8, stops: tuple[int, ...] = ()
+) -> SimpleNamespace:
     """What the drafter reads of SGLang's request."""
     committed = len(prompt) + len(output) - 1
     return SimpleNamespace(
@@ -21,7 +23,9 @@ def request(rid: str, prompt: list[int], output: list[int], *, most: int = 100, 
         origin_input_ids=array("q", prompt),
         output_ids=array("q", output),
         finished_len=None,
-        sampling_params=SimpleNamespace(max_new_tokens=most, custom_params={"trajectory": rid, "group": "g"}),
+        sampling_params=SimpleNamespace(
+            max_new_tokens=most, custom_params={"trajectory": rid, "group": "g"}, stop_token_ids=set(stops) or None
+        ),
         kv=SimpleNamespace(kv_allocated_len=committed + slots, kv_committed_len=committed),
     )
 
@@ -53,6 +57,13 @@ def test_a_draft_ends_before_the_budget_the_context_and_the_cache_slots_do():
     short = drafter(context=8)
     told(short, LONG[:12])
     assert drafted(short, request("a", LONG[:3], LONG[3:5])) == [tuple(LONG[5:8])]
+
+
+def test_nothing_is_drafted_after_what_would_end_the_request():
+    made = drafter()
+    told(made, LONG)
+    assert drafted(made, request("a", LONG[:3], LONG[3:5], stops=(LONG[8], 0))) == [tuple(LONG[5:8])]
+    assert drafted(made, request("b", LONG[:3], LONG[3:5], stops=(LONG[5],))) == [()]
 
 
 def test_a_step_has_at_most_as_many_rows_as_there_is_room_for():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from types import SimpleNamespace
 
@@ -119,6 +120,37 @@ def test_it_can_be_driven_from_outside_and_refuses_what_it_does_not_know():
     assert server.rate() == pytest.approx(plain_rate(2), rel=1e-6)
     assert gate.decisions.drafted_tokens == 0 and gate.report()["steps_shut"] == gate.decisions.steps
     assert gate.control({"max_draft_tokens": 7}) and server.rate() > 1.4 * plain_rate(2)
+
+
+def test_drafts_after_prompts_are_looked_up_while_they_pay():
+    server = Server(2, truth=0.95)
+    gate = server.gate
+    assert not gate.asks_after_prompts(1)
+    server.rate()
+    before = dataclasses.replace(gate.decisions)
+    for _ in range(200):
+        assert gate.asks_after_prompts(1)
+        (draft,) = gate.choose_after_prompts(server.look_up(1), room=63, spent_s=server.lookup)
+        gate.prompts_read([draft], [1 + server.true_tokens(len(draft.tokens))])
+    assert gate.decisions.requests == before.requests + 200 and gate.decisions.steps == before.steps + 200
+    assert gate.decisions.accepted_tokens > before.accepted_tokens + 400
+    for _ in range(200):
+        if gate.asks_after_prompts(1):
+            (draft,) = gate.choose_after_prompts(server.look_up(1), room=63, spent_s=server.lookup)
+            gate.prompts_read([draft], [1])
+    assert not gate.asks_after_prompts(1) and not gate.open
+
+
+def test_a_step_that_prompts_follow_is_timed_too():
+    server = Server(2, truth=0.0)
+    for _ in range(20):
+        server.step()
+        server.now += 1 * MS  # results, scheduling
+    known = server.gate.costs.known(2)
+    server.gate.interrupted()
+    server.now += 100 * MS  # the prompts
+    assert server.gate.costs.known(2) == known + 1
+    assert server.gate.costs.plain(2) == pytest.approx(2 * MS + 0.4 * MS + 1 * MS, rel=0.05)
 
 
 def test_counts_add_up():
