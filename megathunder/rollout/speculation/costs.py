@@ -14,6 +14,7 @@ MEAN_RATE = 0.1  # of a new value in a moving mean, once there are ten
 OUTLIER = 5.0  # times the mean: a pause of the machine, not a step
 LINE_RATE = 0.1
 TYPICAL_ROWS = 8.0
+FEW = 4  # plain steps after which the cost of a size is known
 DOUBT = 0.98
 
 
@@ -23,6 +24,7 @@ class StepCosts:
     def __init__(self) -> None:
         self._plain: dict[int, tuple[float, int]] = {}  # size -> mean, how many
         self._sizes: list[int] = []
+        self._known: tuple[int, int] | None = None  # the smallest size and the largest that were seen a few times
         self._excess: Line | None = None
 
     def saw_plain(self, size: int, seconds: float) -> None:
@@ -33,6 +35,9 @@ class StepCosts:
             return
         rate = max(MEAN_RATE, 1 / (count + 1))
         self._plain[size] = (mean + rate * (seconds - mean), count + 1)
+        if count + 1 == FEW:
+            least, most = self._known or (size, size)
+            self._known = min(least, size), max(most, size)
 
     def saw_drafted(self, size: int, rows: int, seconds: float) -> None:
         plain = self.plain(size)
@@ -41,9 +46,9 @@ class StepCosts:
                 self._excess = Line(*_guess(plain))
             self._excess.saw(rows, seconds - plain)
 
-    def known(self, size: int) -> int:
-        """Plain steps of this size seen."""
-        return self._plain.get(size, (0.0, 0))[1]
+    def knows(self, size: int) -> bool:
+        """Whether plain steps of this size, or of a smaller and a larger one, were seen a few times."""
+        return self._known is not None and self._known[0] <= size <= self._known[1]
 
     def plain(self, size: int) -> float:
         """Seconds of a step of `size` requests without drafts; 0 when no step was seen."""

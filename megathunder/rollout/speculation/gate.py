@@ -30,7 +30,6 @@ FIRST_CREDIT_S = 1e-3
 SAVED_RATE = 1 / 32
 AROUND_RATE = 1 / 16
 PLAIN_EVERY = 64  # drafted steps of one size without a plain one to compare with
-FEW = 4  # plain steps of a size before one has drafts
 UNGATED_PATH = 0.1
 
 
@@ -107,7 +106,7 @@ class Gate:
             return False
         if not self.gated:
             return True
-        return self.open and self.costs.known(size) >= FEW
+        return self.open and self.costs.knows(size)
 
     def asks_after_prompts(self, size: int) -> bool:
         """Whether to look up drafts for the `size` requests whose prompts the next step reads."""

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from megathunder.config.speculation import SpeculationConfig
-from megathunder.rollout.speculation.costs import StepCosts
+from megathunder.rollout.speculation.costs import FEW, StepCosts
 from megathunder.rollout.speculation.drafts import NOTHING, Draft
 from megathunder.rollout.speculation.gate import Gate
 
@@ -146,11 +146,14 @@ def test_a_step_that_prompts_follow_is_timed_too():
     for _ in range(20):
         server.step()
         server.now += 1 * MS  # results, scheduling
-    known = server.gate.costs.known(2)
-    server.gate.interrupted()
-    server.now += 100 * MS  # the prompts
-    assert server.gate.costs.known(2) == known + 1
-    assert server.gate.costs.plain(2) == pytest.approx(2 * MS + 0.4 * MS + 1 * MS, rel=0.05)
+    server.size = 3
+    for _ in range(FEW):
+        assert not server.gate.costs.knows(3)
+        server.step()
+        server.gate.interrupted()
+        server.now += 100 * MS  # the prompts
+    assert server.gate.costs.knows(3)
+    assert server.gate.costs.plain(3) == pytest.approx(2 * MS + 0.6 * MS + 1 * MS, rel=0.05)
 
 
 def test_counts_add_up():
@@ -164,11 +167,16 @@ def test_counts_add_up():
 def test_costs_are_learnt_from_steps():
     costs = StepCosts()
     assert costs.plain(4) == 0.0
+    for _ in range(FEW):
+        assert not costs.knows(2)
+        costs.saw_plain(2, 2 * MS)
+    assert costs.knows(2) and not costs.knows(5)
     for _ in range(200):
         costs.saw_plain(2, 2 * MS)
         costs.saw_plain(8, 5 * MS)
         for rows in (2, 5, 12):
             costs.saw_drafted(8, rows, 5 * MS + 1 * MS + 0.3 * MS * rows)
+    assert costs.knows(5) and not costs.knows(9)
     assert costs.plain(8) == pytest.approx(5 * MS) and costs.plain(5) == pytest.approx(3.5 * MS)
     assert costs.excess(8, 10) == pytest.approx(4 * MS, rel=0.02)
     costs.saw_plain(8, 500 * MS)  # a pause of the machine
