@@ -126,20 +126,31 @@ def _run(models: dict[str, str], layouts: list[str], arguments: argparse.Namespa
 
 
 def _worker(job: dict[str, Any], out: Path) -> int:
-    """One rank of a torchrun job: every model in every layout of this world size."""
+    """One rank of a torchrun job."""
+    from megathunder.learner.parallel import shutdown
+
+    results = compared(**job)
+    if int(os.environ["RANK"]) == 0:
+        out.write_text(json.dumps(results))
+    shutdown()
+    return 0
+
+
+def compared(models: dict[str, str], layouts: list[str], dtype: str, lora_rank: int) -> dict[str, Any]:
+    """Model -> layout -> differences of every model in every layout of this world size; on rank 0 the whole of it."""
     from megatron.core import parallel_state
 
     from megathunder.learner.families import read_config
     from megathunder.learner.model import build_model
-    from megathunder.learner.parallel import initialize, shutdown
+    from megathunder.learner.parallel import initialize
     from megathunder.learner.parity import compare
 
-    results: dict[str, Any] = {name: {} for name in job["models"]}
-    for layout_name in job["layouts"]:
+    results: dict[str, Any] = {name: {} for name in models}
+    for layout_name in layouts:
         settings = LAYOUTS[layout_name][1]
-        config = LearnerConfig(device="cpu", dtype=job["dtype"], lora_rank=job["lora_rank"], **settings)
+        config = LearnerConfig(device="cpu", dtype=dtype, lora_rank=lora_rank, **settings)
         layout = initialize(config)
-        for name, folder in job["models"].items():
+        for name, folder in models.items():
             has_experts = "moe_intermediate_size" in read_config(Path(folder))
             if not has_experts and config.expert_parallel > 1:
                 continue
@@ -153,10 +164,7 @@ def _worker(job: dict[str, Any], out: Path) -> int:
             if differences is not None:
                 results[name][layout_name] = dataclasses.asdict(differences)
         parallel_state.destroy_model_parallel()
-    if layout.rank == 0:
-        out.write_text(json.dumps(results))
-    shutdown()
-    return 0
+    return results
 
 
 def _report(results: dict[str, Any], arguments: argparse.Namespace) -> int:

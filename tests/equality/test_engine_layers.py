@@ -5,11 +5,10 @@ mapping to Hugging Face in both directions are Megatron-Core's and this package'
 """
 
 import json
-import os
 from pathlib import Path
 
 from megathunder.learner.families.tiny import make_tiny
-from tests.equality.jobs import run_job
+from tests.equality.jobs import FRESH, run_job
 
 STAND_IN = Path(__file__).parent / "stand_in"
 TP = {"tensor_parallel": 2, "sequence_parallel": True}
@@ -29,8 +28,8 @@ def test_a_model_of_other_layers_has_the_same_logits_gradients_and_files(tmp_pat
     out = tmp_path / "out.json"
     folders = {family: str(make_tiny(family, tmp_path / family)) for family, _, _ in CASES.values()}
     jobs = {name: (folders[family], settings) for name, (family, settings, _) in CASES.items()}
-    monkeypatch.setenv("PYTHONPATH", f"{STAND_IN}:{os.environ.get('PYTHONPATH', '')}")
-    run_job("tests.equality.engine_layers", [out, json.dumps(jobs)], 2)
+    monkeypatch.syspath_prepend(STAND_IN)  # a fresh rank starts with this path
+    run_job("tests.equality.engine_layers", [out, json.dumps(jobs)], 2, context=FRESH)
     found = json.loads(out.read_text())
     assert found.pop("exchanged"), "a checkpoint is of the model, whichever layers hold it"
     assert found.keys() == CASES.keys()

@@ -1,0 +1,10 @@
+"""What ranks of the equality jobs share: imported once, in the process that they are forked from.
+
+The environment is set before torch reads it: one thread, and nothing compiled, which a tiny model does not repay.
+"""
+
+import os
+
+os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
+
+from tests.equality import adapter_publication, cells, layouts, parallel, parity, resharding  # noqa: F401
