@@ -107,7 +107,7 @@ def test_a_wrong_setting_is_refused_at_once_with_its_remedy(tmp_path: Path, case
     assert done.returncode == 2, done.stdout
     assert CASES[case][1] in done.stdout
     assert "Traceback" not in done.stdout
-    assert took_s < max(LIMIT_S, 4 * startup_s())
+    assert took_s < LIMIT_S or took_s < 4 * startup_s()
     assert not left_of(tmp_path)
     assert not (tmp_path / "run" / "config.toml").exists()
 
@@ -120,7 +120,7 @@ def test_under_torchrun_it_is_said_once_and_quoted_in_the_summary(tmp_path: Path
     assert ours.count(CASES[case][1]) == 1 and 'tools/train.py", line' not in ours, done.stdout
     assert "exitcode  : 2" in summary and "error: " in summary
     print(f"{took_s:.1f} s under torchrun")
-    assert took_s < max(LIMIT_S, 10 * startup_s())
+    assert took_s < LIMIT_S or took_s < 10 * startup_s()
     assert not left_of(tmp_path)
 
 
