@@ -58,9 +58,12 @@ def test_a_killed_server_and_killed_sandboxes_lose_nothing_and_count_nothing_twi
         assert row["contributions_applied"] + row["contributions_dropped"] == 12
         assert set(row["dropped_by_reason"]) <= {"equal_rewards"}
         assert row["policy_lag_max"] == 0 and row["engine_learner_logprob_diff_max"] < 1e-4
-        assert row["speculation_accept_length"] >= 1 and 0 <= row["speculation_off_share"] <= 1
         mine = trajectories(survived, row["update"])
         assert len(mine) == 12 and len({str(t["id"]) for t in mine}) == 12
+    # The counts of a server that dies after the last token of an update die with it.
+    told = [row for row in found if row["speculation_accept_length"] is not None]
+    assert len(told) >= 3
+    assert all(row["speculation_accept_length"] >= 1 and 0 <= row["speculation_off_share"] <= 1 for row in told)
 
 
 def test_a_run_leaves_its_policy_for_people_to_use(survived: Path) -> None:
