@@ -1,29 +1,55 @@
 #!/usr/bin/env bash
 # Set up and run all tests. Arguments go to pytest: `bash tests/run.sh tests/unit -k ledger`.
 #
-# Without arguments two runs go side by side, one a core: unit tests and equality, each with tests of real servers that
-# measure no time. Then the rest by itself: faults, sandboxes under attack, several machines. The statistics of drafted
-# sampling take two minutes more and run where asked for: `bash tests/run.sh tests/integration/test_speculation.py`.
+# Without arguments the tests run in pieces, each a pytest of its own, as many at a time as there are cores (four at
+# most), the longest first; a piece's output is shown when it ends. The statistics of drafted sampling take two minutes
+# more and run where asked for: `bash tests/run.sh tests/integration/test_speculation.py`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 MEGATHUNDER_BROWSER=1 bash tools/setup.sh
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 if [ $# -gt 0 ]; then exec .venv/bin/python -m pytest "$@"; fi
-beside_unit=(tests/integration/test_{publication,publication_adapters,publication_families,docker_sandbox,grading}.py)
-beside_equality=(tests/integration/test_{mini_swe_agent,sglang,report_in_browser,prepared_data,evaluate}.py)
-asked_for=tests/integration/test_speculation.py
-log=$(mktemp)
-.venv/bin/python -m pytest tests/unit tests/test_*.py "${beside_unit[@]}" >"$log" 2>&1 &
-unit=$!
-trap 'kill "$unit" 2>/dev/null || true; rm -f "$log"' EXIT
-failed=""
-.venv/bin/python -m pytest tests/equality "${beside_equality[@]}" || failed="$failed equality"
-wait "$unit" || failed="$failed unit"
-cat "$log"
-done_already=("${beside_unit[@]/#/--ignore=}" "${beside_equality[@]/#/--ignore=}" "--ignore=$asked_for")
-.venv/bin/python -m pytest tests/integration tests/gpu "${done_already[@]}" || failed="$failed integration"
-if [ -n "$failed" ]; then
-    echo "failed:$failed" >&2
+
+integration() { printf 'tests/integration/test_%s.py ' "$@"; }
+
+runs=$(integration faults server_deaths two_machines server_machine)
+servers=$(integration parallel_layouts mini_swe_agent publication_adapters publication_families publication)
+sandboxes=$(integration sandbox_attacks reward_hacks remote_sandboxes docker_sandbox grading agent_repository)
+asked_for=$(integration speculation)
+read -ra elsewhere <<<"$runs $servers $sandboxes $asked_for"
+rest="tests/integration tests/gpu ${elsewhere[*]/#/--ignore=}"
+pieces=("$runs" "$servers" tests/equality "$rest" "$sandboxes" "tests/unit $(echo tests/test_*.py)")
+at_once=$(nproc)
+[ "$at_once" -le 4 ] || at_once=4
+
+logs=$(mktemp -d)
+declare -A running=() log=() # process -> its piece, its output
+started=0 failed=()
+trap 'kill "${!running[@]}" 2>/dev/null || true; rm -rf "$logs"' EXIT
+
+start() { # piece
+    local arguments output="$logs/$((++started))"
+    read -ra arguments <<<"$1"
+    .venv/bin/python -m pytest "${arguments[@]}" >"$output" 2>&1 &
+    running[$!]=$1 log[$!]=$output
+}
+
+finish() { # one of those that run
+    local ended status=0
+    wait -n -p ended "${!running[@]}" || status=$?
+    echo "=== $SECONDS s: ${running[$ended]}"
+    cat "${log[$ended]}"
+    [ "$status" = 0 ] || failed+=("${running[$ended]}")
+    unset "running[$ended]"
+}
+
+for piece in "${pieces[@]}"; do
+    [ "${#running[@]}" -lt "$at_once" ] || finish
+    start "$piece"
+done
+while [ "${#running[@]}" -gt 0 ]; do finish; done
+if [ "${#failed[@]}" -gt 0 ]; then
+    printf 'failed: %s\n' "${failed[@]}" >&2
     exit 1
 fi
 echo "all tests passed"
