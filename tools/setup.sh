@@ -69,10 +69,12 @@ PYTHON
 exec 9>"${TMPDIR:-/tmp}/megathunder-setup-$(printf %s "$PWD" | sha256sum | cut -c1-16).lock"
 flock 9
 LOG=$(mktemp)
-trap 'rm -f "$LOG"' EXIT
+trap 'rm -f "$LOG" "$LOG.browser"' EXIT
 install_package bubblewrap "sandboxes" bwrap
+browser="" # installed beside the packages of Python
 if [ -n "${MEGATHUNDER_BROWSER:-}" ]; then
-    install_package chromium "the test of reports" chromium chromium-browser google-chrome
+    (LOG=$LOG.browser && install_package chromium "the test of reports" chromium chromium-browser google-chrome) &
+    browser=$!
 fi
 stamp=$(cat setup.py tools/setup.sh requirements/*.txt | sha256sum | cut -d' ' -f1)
 if [ "$(cat .venv/.stamp 2>/dev/null)" != "$stamp $PWD" ]; then
@@ -99,4 +101,5 @@ if [ -n "${MEGATHUNDER_SMOLLM2:-}" ]; then
 fi
 python tools/grow_policy.py examples/policies/student examples/policies/student_large >/dev/null
 python tools/upcycle_policy.py examples/policies/student examples/policies/student_moe >/dev/null
+[ -z "$browser" ] || wait "$browser"
 print_versions
