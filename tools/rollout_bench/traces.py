@@ -115,7 +115,7 @@ def repeating(vocabulary: int, seed: int, *, tasks: int = 12, tokens: int = 96, 
     ]
 
 
-def fresh(vocabulary: int, seed: int, *, requests: int = 48, tokens: int = 96, temperature: float = 5.0) -> Trace:
+def fresh(vocabulary: int, seed: int, *, requests: int = 48, tokens: int = 48, temperature: float = 5.0) -> Trace:
     """Trajectories of one turn, every prompt once."""
     rng = random.Random(seed)
     return [

@@ -43,7 +43,7 @@ class StepCosts:
         plain = self.plain(size)
         if plain and seconds < OUTLIER * (plain + self.excess(size, rows)):
             if self._excess is None:
-                self._excess = Line(*_guess(plain))
+                self._excess = Line(*self._guess(size))
             self._excess.saw(rows, seconds - plain)
 
     def knows(self, size: int) -> bool:
@@ -66,19 +66,18 @@ class StepCosts:
 
     def excess(self, size: int, rows: int) -> float:
         """Seconds that `rows` drafted rows add to a step of `size` requests."""
-        base, slope = (self._excess.base, self._excess.slope) if self._excess else _guess(self.plain(size))
+        base, slope = (self._excess.base, self._excess.slope) if self._excess else self._guess(size)
         return max(0.0, base + slope * rows)
+
+    def _guess(self, size: int) -> tuple[float, float]:
+        """Base and slope before any is measured. Hopeful, so that it is tried; a row costs the same at any size."""
+        return 0.05 * self.plain(size), 0.05 * self.plain(self._sizes[0] if self._sizes else size)
 
     def doubt(self) -> None:
         """Nothing was drafted for a while: believe a little less that it is dear, so that it is tried again."""
         if self._excess is not None:
             self._excess.base *= DOUBT
             self._excess.slope *= DOUBT
-
-
-def _guess(plain: float) -> tuple[float, float]:
-    """Hopeful, so that it is tried and measured."""
-    return 0.05 * plain, 0.05 * plain
 
 
 class Line:
