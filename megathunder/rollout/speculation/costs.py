@@ -47,8 +47,8 @@ class StepCosts:
             self._excess.saw(rows, seconds - plain)
 
     def knows(self, size: int) -> bool:
-        """Whether plain steps of this size, or of a smaller and a larger one, were seen a few times."""
-        return self._known is not None and self._known[0] <= size <= self._known[1]
+        """Whether sizes that were seen a few times without drafts reach to within a factor of two of this one."""
+        return self._known is not None and self._known[0] <= 2 * size and size <= 2 * self._known[1]
 
     def plain(self, size: int) -> float:
         """Seconds of a step of `size` requests without drafts; 0 when no step was seen."""

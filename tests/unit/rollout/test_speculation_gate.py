@@ -146,14 +146,14 @@ def test_a_step_that_prompts_follow_is_timed_too():
     for _ in range(20):
         server.step()
         server.now += 1 * MS  # results, scheduling
-    server.size = 3
+    server.size = 5
     for _ in range(FEW):
-        assert not server.gate.costs.knows(3)
+        assert not server.gate.costs.knows(5)
         server.step()
         server.gate.interrupted()
         server.now += 100 * MS  # the prompts
-    assert server.gate.costs.knows(3)
-    assert server.gate.costs.plain(3) == pytest.approx(2 * MS + 0.6 * MS + 1 * MS, rel=0.05)
+    assert server.gate.costs.knows(5)
+    assert server.gate.costs.plain(5) == pytest.approx(2 * MS + 1 * MS + 1 * MS, rel=0.05)
 
 
 def test_counts_add_up():
@@ -176,7 +176,7 @@ def test_costs_are_learnt_from_steps():
         costs.saw_plain(8, 5 * MS)
         for rows in (2, 5, 12):
             costs.saw_drafted(8, rows, 5 * MS + 1 * MS + 0.3 * MS * rows)
-    assert costs.knows(5) and not costs.knows(9)
+    assert costs.knows(5) and costs.knows(16) and not costs.knows(17)
     assert costs.plain(8) == pytest.approx(5 * MS) and costs.plain(5) == pytest.approx(3.5 * MS)
     assert costs.excess(8, 10) == pytest.approx(4 * MS, rel=0.02)
     costs.saw_plain(8, 500 * MS)  # a pause of the machine
