@@ -11,10 +11,12 @@ from megathunder.coordinator.supply import SampledSupply
 from megathunder.tasks import build_source
 from megathunder.types import EndReason, Role, Row, Segment, Trajectory, TrajectoryId
 
+FEW = dataclasses.replace(Config().tasks, size=64)  # each source of these tests makes all its tasks anew
+
 
 def supply(*, alternate: tuple[str, ...] = (), **tasks: object) -> SampledSupply:
     run = dataclasses.replace(Config().run, groups_per_update=3, group_size=2, alternate=alternate)
-    config = dataclasses.replace(Config(), run=run, tasks=dataclasses.replace(Config().tasks, **tasks))
+    config = dataclasses.replace(Config(), run=run, tasks=dataclasses.replace(FEW, **tasks))
     return SampledSupply(config, build_source(config.tasks), None)  # type: ignore[arg-type]
 
 
@@ -72,7 +74,7 @@ def trajectory(batch: int, group: int, index: int, *, tokens: int) -> Trajectory
 
 def controlled(**sagc: object) -> Config:
     run = dataclasses.replace(Config().run, group_size=4, groups_per_update=6, group_control="sagc")
-    return dataclasses.replace(Config(), run=run, sagc=dataclasses.replace(Config().sagc, **sagc))
+    return dataclasses.replace(Config(), run=run, tasks=FEW, sagc=dataclasses.replace(Config().sagc, **sagc))
 
 
 def test_sizes_follow_the_stragglers_and_prompts_follow_the_sizes() -> None:
