@@ -227,7 +227,10 @@ def _die_with_parent() -> None:
 
 def _learn(config: Config, folder: Path, coordinator: CoordinatorProcess | None) -> None:
     """Join the job, build this rank's learner and serve the coordinator until it says Shutdown."""
-    from megathunder.learner.learner import Learner  # torch and Megatron are imported after the checks have passed
+    from megathunder.learner import cpu  # torch and Megatron are imported after the checks have passed
+
+    cpu.import_megatron()
+    from megathunder.learner.learner import Learner
     from megathunder.learner.link import CellLink, LeaderLink
     from megathunder.learner.parallel import initialize, shutdown
     from megathunder.learner.worker import serve

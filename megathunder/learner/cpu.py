@@ -44,6 +44,20 @@ _FACTORIES = frozenset({"tensor", "zeros", "ones", "empty", "full", "arange", "r
 _installed = False
 
 
+def import_megatron() -> None:
+    """Import Megatron-Core without torch's compiler, before anything else does; only where torch is built for CPUs.
+
+    Its fusions are decorated with torch.compile as they are imported, which loads Inductor (a second of every start),
+    and on a CPU they are never compiled."""
+    if torch.version.cuda is not None or torch.version.hip is not None:
+        return
+    compiler, torch.compile = torch.compile, lambda function=None, **_: function or (lambda decorated: decorated)
+    try:
+        importlib.import_module("megatron.core")
+    finally:
+        torch.compile = compiler
+
+
 class _CpuStream:
     """A stream on a device whose work is already in order; Megatron subclasses and compares it, so it is a class."""
 

@@ -7,4 +7,8 @@ import os
 
 os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"}
 
+from megathunder.learner import cpu
+
+cpu.import_megatron()  # as a learner's rank does
+
 from tests.equality import adapter_publication, cells, layouts, parallel, parity, resharding  # noqa: F401
