@@ -6,7 +6,8 @@
 
 Blocks of updates run under each schedule in turn (A A | B B | B B | A A ...): same prompts, sampling seeds and weights
 (or the same recorded trajectories), so all see the same work. The first update of a block is a warm-up and left out.
-A schedule may name a release: thundersync/turn_forward, thundersync+content_ready, thundersync+no_verifier.
+A schedule may name a release: thundersync/turn_forward, thundersync+content_ready, thundersync+no_verifier; and
+thundersync+plain_rollouts samples the same prompts without drafts, placement, SAGC and SALT (live).
 Written: OUT (every number, the trace-predicted speed-up beside the measured one), a figure of all schedules beside it.
 Further arguments are settings of the run, e.g. --rollout.max_concurrent 8.
 """
@@ -153,7 +154,8 @@ def cores_at_once(config: Config) -> float | None:
 def with_prediction(comparison: Comparison, folder: RunFolder) -> Comparison:
     """Speed-ups simulated from sync: release times of its measured updates, costs of its items, which have the machine
     to themselves; what rollout and learner cost each other at once is that of the warm-up updates."""
-    names = [name for name in comparison.measured if not Variant.parse(name).without_verifier]
+    variants = [Variant.parse(name) for name in comparison.measured]
+    names = [v.name for v in variants if not v.without_verifier and not v.plain_rollouts]
     whole = folder.read_config().streaming.release == "trajectory"
     if comparison.base != BASE or len(names) < len(comparison.measured) or not whole:
         return comparison  # the others' work is not what sync recorded

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from megathunder.config import machine, meaning, models, speculation_laws
+from megathunder.config import comparison_laws, machine, meaning, models, speculation_laws
 from megathunder.config.bounds import numbers_are_in_range
 from megathunder.config.pass_through import passed_names_exist
 from megathunder.config.root import Config
@@ -23,7 +23,8 @@ LAWS_OF_SETTINGS = (
     meaning.ratios_have_one_correction,
     meaning.release_fits_the_objective,
     meaning.penalties_have_what_they_need,
-    meaning.compared_variants_are_legal,
+    comparison_laws.compared_variants_are_legal,
+    comparison_laws.plain_rollouts_are_others,
     meaning.a_replay_has_a_recording,
     meaning.tasks_are_of_known_kinds,
     meaning.the_batch_fits_the_tasks,

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from megathunder.config.root import Config
 from megathunder.config.tasks import check_kinds
-from megathunder.config.variant import Variant
 from megathunder.errors import ConfigError
 
 LEASE_GRACE_S = 30.0  # of a sandbox beyond what runs in it: waiting for places, copies
@@ -178,11 +177,6 @@ def _divergence_counts_every_trajectory(config: Config) -> None:
                 expected="whole trajectories that stay in the batch: a divergence is added with the backward pass",
                 remedy=f"set grpo.kl_coefficient = 0, or change {seen.split(' = ')[0]}",
             )
-
-
-def compared_variants_are_legal(config: Config) -> None:
-    for name in config.run.alternate:
-        release_fits_the_objective(Variant.parse(name).apply(config))
 
 
 def a_replay_has_a_recording(config: Config) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from megathunder.config import Config
 from megathunder.config.model_shape import ModelShape, read_model_shape
 from megathunder.coordinator.agenda import Agenda
 from megathunder.coordinator.drafting import Drafting, drafting
+from megathunder.coordinator.manners import Manners, build_placer
 from megathunder.coordinator.persistence import Persistence
 from megathunder.coordinator.replay import ReplayedSupply, read_recorded
 from megathunder.coordinator.sizing import GroupSizes
@@ -30,7 +31,6 @@ from megathunder.metrics.monitor import Monitor, open_monitor
 from megathunder.rollout.collector import Collector
 from megathunder.rollout.command import resolve_device
 from megathunder.rollout.control import ServerControl
-from megathunder.rollout.placement import build_router
 from megathunder.rollout.supervisor import ServerPool
 from megathunder.sandbox import Pool, grade, open_pool
 from megathunder.tasks import ChatFormat, build_source
@@ -61,6 +61,7 @@ class Parts:
     peak_flops: float
     devices: int = 1  # GPUs, or machines where there are none, that the run holds
     drafting: Drafting | None = None
+    manners: Manners = field(default_factory=Manners)
 
     def control(self) -> ServerControl:
         """The servers' control endpoints; use as an async context."""
@@ -81,6 +82,7 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
         await sandboxes.start()
         stack.push_async_callback(_end_sandboxes, sandboxes, monitor)
         servers, teacher = await _start_servers(config, folder, stack, on_restart)
+        placer = build_placer(config, servers)
         collector = await stack.enter_async_context(
             Collector(
                 config.rollout,
@@ -91,7 +93,7 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
                 chat=ChatFormat(tokenizer),
                 seed=config.run.seed,
                 teacher=teacher,
-                placer=build_router(config.placement, config.rollout, servers),
+                placer=placer,
             )
         )
         drafts = await stack.enter_async_context(drafting(config.drafting, servers, config.rollout.api_key))
@@ -113,6 +115,7 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
             peak_flops=_peak_flops(config, learner.ranks),
             devices=_devices(config, learner),
             drafting=drafts,
+            manners=Manners.of(config, placer, drafts),
         )
 
 

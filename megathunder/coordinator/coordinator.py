@@ -134,8 +134,9 @@ class Coordinator:
     def start_rollouts(self, update: int) -> Rollouts:
         """Begin sampling an update's trajectories with the version the servers hold now."""
         slot = self.parts.agenda.slot(update)
-        groups = list(self.parts.supply.groups(slot.batch))
-        rollouts = Rollouts(update=update, batch=slot.batch, policy_version=self.version, groups=groups)
+        plain = slot.variant.plain_rollouts
+        groups = list(self.parts.supply.groups(slot.batch, plain=plain))
+        rollouts = Rollouts(update=update, batch=slot.batch, policy_version=self.version, groups=groups, plain=plain)
         self._records[update] = UpdateRecord(
             self.config,
             rollouts,
@@ -144,7 +145,12 @@ class Coordinator:
             cells=self.parts.learner.cells,
             peak_flops=self.parts.peak_flops,
         )
-        return self._start(rollouts, self.parts.supply.collect)
+
+        async def collect(rollouts: Rollouts, first_group: int) -> None:
+            await self.parts.manners.enter(slot)
+            await self.parts.supply.collect(rollouts, first_group)
+
+        return self._start(rollouts, collect)
 
     def schedule(self, rollouts: Rollouts) -> UpdateScheduler:
         """The ledger and queue of one update."""
@@ -157,7 +163,7 @@ class Coordinator:
     def replace_groups(self, scheduler: UpdateScheduler, rollouts: Rollouts) -> None:
         """Draw a task for each group that closed with equal rewards, as far as the objective asks for it."""
         while scheduler.needs_replacement():
-            tasks = self.parts.supply.another(rollouts.batch, len(rollouts.groups))
+            tasks = self.parts.supply.another(rollouts.batch, len(rollouts.groups), plain=rollouts.plain)
             if tasks is None:
                 scheduler.decline_replacements()
                 return

@@ -1,4 +1,5 @@
-"""Speculation beside a run: the load controller's task, and what each update's row says of it.
+"""Speculation beside a run: the load controller's task, what each update's row says of it, and the switch of a
+comparison.
 
     between two rows, summed over the servers      accept length = emitted tokens / decoding requests, summed over steps
 
@@ -29,8 +30,8 @@ ASK_S = 10.0
 class Drafting:
     """Make one with `drafting`."""
 
-    def __init__(self, control: ServerControl, servers: Servers) -> None:
-        self._control, self._servers = control, servers
+    def __init__(self, control: ServerControl, servers: Servers, controller: LoadController) -> None:
+        self._control, self._servers, self._controller = control, servers, controller
         self._before: dict[tuple[str, int], SpeculationCounts] = {}
 
     async def filled(self, row: MetricsRow) -> MetricsRow:
@@ -46,6 +47,14 @@ class Drafting:
             speculation_accepted_tokens=total["accepted_tokens"],
             speculation_off_share=1 - total["steps_drafted"] / total["steps"],
         )
+
+    async def begin_block(self, *, plain: bool) -> None:
+        """A comparison's next block: servers draft, or not, and have no memory of the blocks before, which sampled the
+        same trajectories and would make every draft come true. A server that cannot be told raises
+        InfrastructureFailure."""
+        await self._controller.switch(on=not plain)
+        told = (self._control.set_state(server, {"speculation_forget": 1}) for server in self._servers.ready)
+        await asyncio.gather(*told)
 
     async def _since_before(self, server: ServerAddress) -> dict[str, int] | None:
         try:
@@ -68,9 +77,10 @@ async def drafting(
         yield None
         return
     async with ServerControl(timeout_s=ASK_S, api_key=api_key) as control:
-        watching = asyncio.create_task(LoadController(settings, control, lambda: servers.ready).watch())
+        controller = LoadController(settings, control, lambda: servers.ready)
+        watching = asyncio.create_task(controller.watch())
         try:
-            yield Drafting(control, servers)
+            yield Drafting(control, servers, controller)
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)

@@ -5,7 +5,9 @@
     predicted         the same, simulated from the recorded updates of sync (given by the tool), with and without what
                       rollout and learner cost each other at once
     verifier hidden   1 - (T - T0) / verifier_s, T0 the wall of the variant without the verifier
-    gradient diff     per batch: max |g - g_sync| by max |g_sync|, of the worst kind of parameter, before the clip
+    gradient diff     per batch: max |g - g_sync| by max |g_sync|, of the worst kind of parameter, before the clip; of
+                      schedules that have the trajectories of sync
+    plain rollouts    `plain.py`
 
 Called by tools/compare.py. Refuses a run in which a schedule has no measured update.
 """
@@ -20,6 +22,7 @@ from pathlib import Path
 
 from megathunder.config.variant import Variant
 from megathunder.errors import UserError
+from megathunder.metrics import plain
 from megathunder.metrics.differences import differences
 from megathunder.metrics.folder import RunFolder
 from megathunder.metrics.row import MetricsRow, read_rows
@@ -38,6 +41,11 @@ OTHERS = (
     "trained_tokens",
     "total_tokens",
     "trajectories",
+    "context_tokens",
+    "cached_tokens",
+    "speculation_drafted_tokens",
+    "speculation_accepted_tokens",
+    "speculation_off_share",
 )
 BASE = "sync"
 
@@ -103,6 +111,7 @@ class Comparison:
         for name, rows in self.measured.items():
             entry: dict[str, object] = {field: summary([getattr(r, field) for r in rows]) for field in TIMES + OTHERS}
             entry["policy_lag_max"] = max(row.policy_lag_max for row in rows)
+            entry |= {field: summary([measure(r) for r in rows]) for field, measure in plain.MEASURES.items()}
             entry["tail_share"] = summary([row.tail_s / row.step_wall_s for row in rows])
             entry["update_max_rel_diff_vs_sync"] = self.differences.get(name)
             schedules[name] = entry
@@ -116,6 +125,10 @@ class Comparison:
             "interference_factors": self.interference,
             "prediction_error": self.prediction_errors,
             f"tail_ratio_vs_{self.base}": {name: summary(values) for name, values in self.tail_ratios.items()},
+            "plain_by_own_rollouts": {
+                name: {measure: summary(values) for measure, values in found.items()}
+                for name, found in plain.ratios(self.measured).items()
+            },
             "verifier_s": self.verifier_s,
             "verifier_hidden": {name: summary(values) for name, values in self.verifier_hidden.items()},
             "warmup_updates_a_block": self.warmup,
@@ -155,6 +168,7 @@ class Comparison:
                 yield f"{name}: tail {statistics.median(ratios):.3f} of that of {self.base}"
         for name, shares in self.verifier_hidden.items():
             yield f"{name}: hides {statistics.median(shares):.0%} of a verifier of {self.verifier_s:g} s"
+        yield from plain.remarks(self.measured)
 
 
 def summary(values: Sequence[float | None]) -> dict[str, object]:
@@ -175,10 +189,12 @@ def compare(folder: RunFolder, schedules: Sequence[str], *, warmup: int, block: 
             remedy="run tools/compare.py again; its output says why the run ended early",
         )
     base = BASE if BASE in measured else schedules[0]
-    files = {name: [_gradient(folder, row.update) for row in found] for name, found in measured.items()}
+    plain_base = Variant.parse(base).plain_rollouts
+    alike = [name for name in schedules if Variant.parse(name).plain_rollouts == plain_base]
+    files = {name: [_gradient(folder, row.update) for row in measured[name]] for name in alike}
     return Comparison(
         measured=measured,
-        differences={name: _largest(files[base], files[name]) for name in schedules if all(files[base] + files[name])},
+        differences={name: _largest(files[base], files[name]) for name in alike if all(files[base] + files[name])},
         base=base,
         warmup=warmup,
         verifier_s=folder.read_config().replay.verifier_s,

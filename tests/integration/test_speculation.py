@@ -231,6 +231,8 @@ def test_drafting_is_switched_from_outside_and_counted(served):
     draw(served, "drafting", requests=6)
     on = counts(served)
     assert on.drafted_tokens > off.drafted_tokens and on.max_draft_tokens == ALWAYS.max_draft_tokens
+    switch(speculation_forget=1)
+    assert on.cached_tokens > 0 == counts(served).cached_tokens
     with pytest.raises(Exception, match="refused"):
         switch(speculation_max_draft_tokens=ALWAYS.max_draft_tokens + 1)
     assert control(served, "drafting", lambda control, server: control.requests(server)) == 0

@@ -11,5 +11,6 @@ from megathunder.rollout.placement.board import Board
 from megathunder.rollout.placement.build import build_policy, build_router
 from megathunder.rollout.placement.request import Request
 from megathunder.rollout.placement.router import Place, Placer, Router
+from megathunder.rollout.placement.switched import Switched
 
-__all__ = ["Board", "Place", "Placer", "Request", "Router", "build_policy", "build_router"]
+__all__ = ["Board", "Place", "Placer", "Request", "Router", "Switched", "build_policy", "build_router"]

@@ -3,6 +3,7 @@
     LOW  -> HIGH   when requests (running and waiting) >= high_load_requests, AGREE answers in a row
     HIGH -> LOW    when requests <= low_load_requests, AGREE answers in a row
     in between, and while a server does not answer: as it is
+    any  -> off    while `switch(on=False)` holds, for servers that come back meanwhile too; then as its regime says
 
 `Regimes` decides, in plain Python on what it is told; `watch` asks `/v1/loads` and tells servers, beside the requests:
 nothing waits for it, and a server that cannot be told goes on as it is (its own gate still guards it).
@@ -77,21 +78,43 @@ class LoadController:
     ) -> None:
         self._settings, self._control, self._ready = settings, control, ready
         self.regimes = Regimes(settings)
+        self._on = True
+        self._limits: dict[tuple[str, int], int] = {}  # last told; a server begins with the most
+        self._round = asyncio.Lock()
 
     async def watch(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         """Until cancelled: every `load_every_s`, ask each ready server and tell it what changes."""
         while True:
-            await asyncio.gather(*(self.attend(server) for server in self._ready()))
+            await self._attend_all()
             await sleep(self._settings.load_every_s)
+
+    async def switch(self, *, on: bool) -> None:
+        """Off, no server drafts until it is switched on again; returns when every ready server was told."""
+        self._on = on
+        await self._attend_all()
+
+    async def _attend_all(self) -> None:
+        async with self._round:  # one who was asked before a switch is not told after it
+            await asyncio.gather(*(self.attend(server) for server in self._ready()))
 
     async def attend(self, server: ServerAddress) -> None:
         """One server once."""
         try:
+            if not self._on:
+                await self._limit(server, 0)
+                return
             wished = self.regimes.saw(server, await self._control.requests(server))
+            low = (wished or self.regimes.regime(server)) is Regime.LOW
+            await self._limit(server, self._settings.max_draft_tokens if low else 0)
             if wished is not None:
-                most = self._settings.max_draft_tokens if wished is Regime.LOW else 0
-                await self._control.set_state(server, {"speculation_max_draft_tokens": most})
                 self.regimes.entered(server, wished)
                 tracing.mark(server.name, f"{wished.value} load")
         except InfrastructureFailure as failure:
             log.debug("load of %s: %s", server.name, failure)
+
+    async def _limit(self, server: ServerAddress, tokens: int) -> None:
+        """It drafts at most `tokens` from now on; says nothing that it was told before."""
+        key = (server.name, server.incarnation)
+        if self._limits.get(key, self._settings.max_draft_tokens) != tokens:
+            await self._control.set_state(server, {"speculation_max_draft_tokens": tokens})
+            self._limits[key] = tokens

@@ -109,6 +109,11 @@ class Drafter:
         agreed = next((j for j, (a, b) in enumerate(zip(draft.tokens, sampled)) if a != b), len(sampled))
         self.gate.would_have(size, draft, agreed)
 
+    def forget(self, cache: SuffixCache) -> None:
+        """Go on with `cache`, which is empty: nothing of earlier trajectories is left. Requests that run begin anew."""
+        self._cache, self._peek = cache, None
+        self._fed.clear()
+
     def finished(self, rid: str) -> None:
         """SGLang is done with the request; its output may reach past the end, up to which it is kept."""
         request, fed = self._fed.pop(rid, (None, 0))

@@ -93,7 +93,7 @@ class Gate:
 
     def control(self, values: dict[str, float]) -> bool:
         """Settings changed from outside; False, and nothing changed, when one is unknown or out of range."""
-        known = {"max_draft_tokens": range(self._limit + 1), "gate": (0, 1)}
+        known = {"max_draft_tokens": range(self._limit + 1), "gate": (0, 1), "forget": (0, 1)}
         if any(name not in known or value not in known[name] for name, value in values.items()):
             return False
         self.most = int(values.get("max_draft_tokens", self.most))

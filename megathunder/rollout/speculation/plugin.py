@@ -1,7 +1,8 @@
 """SGLang plug-in `megathunder_suffix_speculation`: registers SUFFIX, and hooks what a plug-in is not asked about.
 
     --speculative-algorithm SUFFIX --speculative-num-draft-tokens N     N = 1 + max_draft_tokens
-    POST /set_internal_state {"server_args": {"speculation_max_draft_tokens": 0 to N - 1, "speculation_gate": 0 or 1}}
+    POST /set_internal_state {"server_args": {"speculation_max_draft_tokens": 0 to N - 1, "speculation_gate": 0 or 1,
+                                             "speculation_forget": 1}}  trajectories seen so far
     GET  /server_info -> internal_states[0].speculation                 what the gate decided (`report.py`)
 
 Entry point of group `sglang.srt.plugins`; runs in each of a server's processes before it serves. Inert unless the
@@ -72,7 +73,7 @@ def _set_state(original: Callable[..., object], scheduler: object, request: obje
     if not ours:
         return original(scheduler, request)
     worker = scheduler.draft_worker
-    done = hasattr(worker, "gate") and len(ours) == len(request.server_args) and worker.gate.control(ours)
+    done = hasattr(worker, "gate") and len(ours) == len(request.server_args) and worker.control(ours)
     return SetInternalStateReqOutput(updated=bool(done))
 
 

@@ -168,6 +168,13 @@ class SuffixWorker(BaseSpecWorker):
                     setattr(output, name, [values[place] for place in places])
         return counts
 
+    def control(self, values: dict[str, float]) -> bool:
+        """Settings changed from outside, as the gate says; `forget` drops the trajectories seen so far."""
+        done = self.gate.control(values)
+        if done and values.get("forget"):
+            self.drafter.forget(build_cache(self.settings))
+        return done
+
     def report(self) -> dict[str, float]:
         """What GET /server_info shows as `speculation`."""
         return self.gate.report() | {"cached_tokens": self.drafter.cached_tokens}

@@ -112,3 +112,16 @@ def test_a_peek_is_compared_with_what_was_sampled_and_opens_the_gate():
         made.propose([asks])
         asks.output_ids.append(token)
     assert made.gate.decisions.peeks and made.gate.open
+
+
+def test_nothing_of_earlier_trajectories_is_left_after_forgetting_and_running_requests_go_on():
+    made = drafter()
+    told(made, LONG)
+    running = request("a", LONG[:3], LONG[3:5])
+    assert drafted(made, running) == [tuple(LONG[5:12])]
+    made.forget(PatternCache(10_000))
+    assert made.cached_tokens == 0
+    running.output_ids.append(LONG[5])
+    assert drafted(made, running) == [()]
+    made.finished("a")
+    assert made.cached_tokens == 6

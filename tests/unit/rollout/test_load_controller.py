@@ -80,3 +80,62 @@ def test_a_restarted_server_begins_anew():
     regimes.entered(SERVER, Regime.HIGH)
     again = ServerAddress(name=SERVER.name, url=SERVER.url, incarnation=1)
     assert regimes.regime(again) is Regime.LOW and regimes.regime(SERVER) is Regime.HIGH
+
+
+def test_switched_off_nothing_drafts_until_it_is_switched_on_whatever_the_load():
+    async def main() -> None:
+        control, ready = Control([0, 0, 10, 10]), [SERVER]
+        controller = LoadController(SETTINGS, control, lambda: ready)
+        await controller.attend(SERVER)
+        await controller.switch(on=False)
+        assert control.told == [0]
+        again = ServerAddress(name=SERVER.name, url=SERVER.url, incarnation=1)
+        ready[:] = [again]
+        for _ in range(3):
+            await controller.attend(again)
+        assert control.told == [0, 0] and len(control.loads) == 3, "told once each; the load does not matter"
+        await controller.switch(on=True)
+        assert control.told == [0, 0, SETTINGS.max_draft_tokens]
+        await controller.attend(again), await controller.attend(again)
+        assert control.told[3:] == [0] and controller.regimes.regime(again) is Regime.HIGH
+
+    asyncio.run(main())
+
+
+def test_a_server_that_was_not_told_of_the_switch_is_told_by_the_next_round():
+    async def main() -> None:
+        control = Control([4, 4], refuses=1)
+        controller = LoadController(SETTINGS, control, lambda: [SERVER])
+        await controller.switch(on=False)
+        assert control.told == []
+        await controller.attend(SERVER)
+        assert control.told == [0]
+        control.refuses = 1
+        await controller.switch(on=True)
+        await controller.attend(SERVER)
+        assert control.told == [0, SETTINGS.max_draft_tokens]
+
+    asyncio.run(main())
+
+
+def test_a_server_whose_load_was_asked_for_before_the_switch_is_not_told_after_it():
+    async def main() -> None:
+        asked = asyncio.Event()
+
+        class Slow(Control):
+            async def requests(self, server: ServerAddress) -> int:
+                asked.set()
+                await asyncio.sleep(0.01)
+                return await super().requests(server)
+
+        control = Slow([0])
+        controller = LoadController(SETTINGS, control, lambda: [SERVER])
+        controller.regimes.entered(SERVER, Regime.HIGH)
+        controller.regimes.saw(SERVER, 0)  # one more answer switches it on
+        watching = asyncio.create_task(controller.watch())
+        await asked.wait()
+        await controller.switch(on=False)
+        assert control.told[-1:] == [0]
+        watching.cancel()
+
+    asyncio.run(main())

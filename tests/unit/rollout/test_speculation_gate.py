@@ -116,6 +116,7 @@ def test_it_can_be_driven_from_outside_and_refuses_what_it_does_not_know():
     server = Server(2, truth=0.95)
     gate = server.gate
     assert not gate.control({"max_draft_tokens": 8}) and not gate.control({"colour": 1, "max_draft_tokens": 1})
+    assert gate.control({"forget": 1}) and not gate.control({"forget": 2})
     assert gate.most == 7 and gate.control({"max_draft_tokens": 0})
     assert server.rate() == pytest.approx(plain_rate(2), rel=1e-6)
     assert gate.decisions.drafted_tokens == 0 and gate.report()["steps_shut"] == gate.decisions.steps
