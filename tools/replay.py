@@ -88,8 +88,8 @@ def main(argv: list[str]) -> int:
     """Replay, compare, report; the exit status."""
     arguments, rest = tyro.cli(Arguments, args=argv, return_unknown_args=True, description=__doc__)
     try:
-        variant = Variant.parse(variant_name(arguments))
-        names = (Variant.parse(arguments.check_against).name, variant.name) if arguments.check_against else ()
+        variant = replayable(variant_name(arguments))
+        names = (replayable(arguments.check_against).name, variant.name) if arguments.check_against else ()
         config = replayed(arguments)
         folder = run_job(first_job(config, variant, names), ranks=arguments.nproc, settings=rest)
         check = compare(arguments, config, folder, names, rest) if names else None
@@ -110,6 +110,18 @@ def variant_name(arguments: Arguments) -> str:
     """`thundersync/turn_forward+content_ready` from the separate options."""
     release = f"/{arguments.release}" if arguments.release else ""
     return f"{arguments.schedule}{release}{'+content_ready' if arguments.content_ready else ''}"
+
+
+def replayable(name: str) -> Variant:
+    """The variant called `name`; UserError for one that differs in what is recorded."""
+    variant = Variant.parse(name)
+    if variant.plain_rollouts:
+        raise UserError(
+            f"{name!r} in a replay",
+            expected="a schedule: trajectories and groups are those of the recording",
+            remedy=f"write {variant.with_own_rollouts!r}, or compare live with tools/compare.py",
+        )
+    return variant
 
 
 def replayed(arguments: Arguments) -> Config:

@@ -4,6 +4,7 @@
     a trajectory    the same of step wall / trajectories, since the two differ in number where group sizes follow
     recomputed      tokens of contexts that no server's prefix cache held
 
+A plain side's servers have the plug-in loaded and do not draft; they still keep what they sample.
 Trajectories differ, so gradients are not compared: each update is exact for its own (tools/replay.py checks that).
 Called by `comparison.py`.
 """
