@@ -5,7 +5,9 @@ Called by tools/compare.py and tools/replay.py. Raises JobFailed where the job e
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +21,7 @@ from megathunder.config.toml import read_config, to_toml
 from megathunder.errors import MegathunderError
 from megathunder.metrics.folder import RunFolder
 
+PR_SET_PDEATHSIG = 1
 TRAIN = Path(__file__).resolve().parents[2] / "tools" / "train.py"
 
 
@@ -35,12 +38,36 @@ def run_job(config: Config, *, ranks: int, settings: Sequence[str] = ()) -> RunF
         if ranks > 1:  # port 0 takes a free one, so that jobs may run side by side
             command += ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
             command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
-        status = subprocess.run([*command, str(TRAIN), "--config", str(file), *settings], check=False).returncode
+        status = _wait_for([*command, str(TRAIN), "--config", str(file), *settings])
     if status:
         raise JobFailed(f"the job {config.run.name!r} ended with status {status}; its lines above say why")
     written = RunFolder(Path(config.run.folder).absolute() / config.run.name)
     read_config(written.config)
     return written
+
+
+def _wait_for(command: Sequence[str]) -> int:
+    """The status of `command`, which never outlives this process: SIGTERM is passed on and its end waited for, a second
+    one kills it."""
+    job = subprocess.Popen(command, preexec_fn=_ends_with_its_tool)
+    told: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        job.send_signal(signal.SIGKILL if told else number)
+        told.append(number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        status = job.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if told:
+        raise SystemExit(128 + told[0])
+    return status
+
+
+def _ends_with_its_tool() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def replay_config(run: Path, replay: ReplayConfig, **changes: object) -> Config:
