@@ -11,6 +11,7 @@ JSON and a figure beside it are made of every run that has an evaluation, finish
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
@@ -118,9 +119,11 @@ def take(job: Job, config: Path, arguments: Arguments) -> None:
     if folder.policy.is_dir():
         return
     begun = folder.checkpoints.is_dir() and newest(folder.checkpoints, print) is not None
-    how = "--run.resume" if begun else "--run.overwrite"
-    where = ("--run.name", job.name, "--run.folder", str(arguments.folder.absolute()), how)
-    run_job(read_config(config), ranks=arguments.nproc, settings=(*job.settings, *where))
+    settings = read_config(config)
+    run = dataclasses.replace(
+        settings.run, name=job.name, folder=str(arguments.folder.absolute()), resume=begun, overwrite=not begun
+    )
+    run_job(dataclasses.replace(settings, run=run), ranks=arguments.nproc, settings=job.settings)
 
 
 def report(jobs: list[Job], arguments: Arguments) -> None:

@@ -14,6 +14,7 @@ from megathunder.metrics.curves import draw_curves
 from megathunder.metrics.learning import curve_of, draw_learning, summarise
 from megathunder.metrics.row import Salt, Sizing
 from tests.unit.metrics.made_run import made_row
+from tools import learning_curves
 from tools.learning_curves import read_comparison
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -54,6 +55,18 @@ def test_every_job_of_a_comparison_is_a_legal_run(file: Path, monkeypatch: pytes
     assert len(set(first)) == len(first), "all variants of a seed, then the next seed"
     with pytest.raises(UserError, match="no variant other"):
         read_comparison(file, "other")
+
+
+def test_a_job_writes_the_folder_that_is_read_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    monkeypatch.setattr(learning_curves, "run_job", lambda config, **how: taken.append((config.run, how["settings"])))
+    monkeypatch.chdir(ROOT)
+    file = ROOT / "examples/learning/salt.yaml"
+    config, (job, *_) = read_comparison(file, "salt")
+    learning_curves.take(job, config, learning_curves.Arguments(comparison=file, folder=tmp_path))
+    ((run, settings),) = taken
+    assert Path(run.folder) / run.name == tmp_path / job.name and run.overwrite and not run.resume
+    assert settings == job.settings, "a name in these words would be unknown to run_job"
 
 
 def test_the_report_draws_controlled_sizes_and_reweighed_gradients() -> None:
