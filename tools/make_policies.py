@@ -190,13 +190,15 @@ def learn(model: Qwen3ForCausalLM, data: Iterator[list[Example]], steps: int, pe
 
 
 @torch.no_grad()
-def sample(model: Qwen3ForCausalLM, contexts: list[list[int]], temperature: float, end: int) -> list[list[int]]:
+def sample(
+    model: Qwen3ForCausalLM, contexts: list[list[int]], temperature: float, end: int, new_tokens: int = NEW_TOKENS
+) -> list[list[int]]:
     """One turn for every context: the new tokens, `end` included where it was reached. Temperature 0 is greedy."""
     ids = padded(contexts, left=True)
     attention = padded([[1] * len(c) for c in contexts], left=True)
     positions, cache = (attention.cumsum(1) - 1).clamp(min=0), DynamicCache(config=model.config)
     out: list[list[int]] = [[] for _ in contexts]
-    for _ in range(NEW_TOKENS):
+    for _ in range(new_tokens):
         state = model(
             input_ids=ids, attention_mask=attention, position_ids=positions, past_key_values=cache, logits_to_keep=1
         )

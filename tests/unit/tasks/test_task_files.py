@@ -17,6 +17,7 @@ from megathunder.tasks import build_source, heldout_tasks
 from megathunder.tasks.boxed import boxed_reward, last_boxed
 from megathunder.tasks.patch import apply_patch
 from megathunder.tasks.protected import is_protected
+from megathunder.tasks.repairs import line_edit
 from megathunder.tasks.swe import Instance, by_repository, mended, read_instances, to_task
 from megathunder.tasks.terminal import read_folder, read_weights
 
@@ -164,6 +165,26 @@ def test_files_of_a_repository_that_can_be_executed_stay_so(tmp_path):
         assert {f.path: f.mode for f in task.files} == wanted
         assert {f.path: f.mode for f in task.grading.files} == {n: m for n, m in wanted.items() if "/" in n}
         assert {f.path: f.mode for f in mended(instance, tmp_path)} == wanted
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("    if a != 1:", "    if a == 1:"),
+        ("  x = [a / b, a // b]", "  x = [a / b, a % b]"),
+        ("    b = 1", "    b = 2"),
+    ]
+    + [
+        ("    if a in b:", "    if a not in b:"),
+        ("    if not (a or b):", "    if not a:"),
+        ("min(a, min(b))", "min(a, max(b))"),
+    ]
+    + [("  return f'{n}s' if n else f'{n}'", '  return f"{n}" if n else f"{n}s"'), ("a[1]*.", "a[0]*.")],
+)
+def test_an_edit_makes_the_line_what_it_should_be(tmp_path, wrong, right):
+    (tmp_path / "f").write_text(f"first\n{wrong}\nlast\n")
+    subprocess.run(["bash", "-c", f"sed -i '2{line_edit(wrong, right)}' f"], cwd=tmp_path, check=True)
+    assert (tmp_path / "f").read_text().replace("'", '"') == f"first\n{right}\nlast\n"
 
 
 @pytest.mark.parametrize("weights", [{}, {"a": 0.5}, {"a": 1.5, "b": -0.5}])
