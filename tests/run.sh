@@ -2,8 +2,7 @@
 # Set up and run all tests. Arguments go to pytest: `bash tests/run.sh tests/unit -k ledger`.
 #
 # Without arguments the tests run in pieces, each a pytest of its own, as many at a time as there are cores (four at
-# most), the longest first; a piece's output is shown when it ends. The statistics of drafted sampling take two minutes
-# more and run where asked for: `bash tests/run.sh tests/integration/test_speculation.py`.
+# most), the longest first; a piece's output is shown when it ends.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 MEGATHUNDER_BROWSER=1 bash tools/setup.sh
@@ -15,8 +14,7 @@ integration() { printf 'tests/integration/test_%s.py ' "$@"; }
 runs=$(integration faults server_deaths two_machines server_machine)
 servers=$(integration parallel_layouts mini_swe_agent publication_adapters publication_families publication)
 sandboxes=$(integration sandbox_attacks reward_hacks remote_sandboxes docker_sandbox grading agent_repository)
-asked_for=$(integration speculation)
-read -ra elsewhere <<<"$runs $servers $sandboxes $asked_for"
+read -ra elsewhere <<<"$runs $servers $sandboxes"
 rest="tests/integration tests/gpu ${elsewhere[*]/#/--ignore=}"
 pieces=("$runs" "$servers" tests/equality "$rest" "$sandboxes" "tests/unit $(echo tests/test_*.py)")
 at_once=$(nproc)
