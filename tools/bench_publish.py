@@ -44,6 +44,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from megathunder.config.publish import PublishConfig
 from megathunder.config.root import Config
 from megathunder.errors import ConfigError, InfrastructureFailure, UserError
+from megathunder.metrics.output import output_file
 from megathunder.publish.checksum import tensor_checksum
 from megathunder.publish.delta.apply import apply_change
 from megathunder.publish.delta.bound import entropy_bound_bytes, naive_bytes
@@ -81,6 +82,7 @@ def main() -> int:
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     try:
+        output_file(Path(arguments.json))
         with tempfile.TemporaryDirectory() as scratch:
             report = {"machine": _machine(), "settings": vars(arguments)}
             model, batches = load(arguments.model, arguments.steps)

@@ -22,6 +22,7 @@ from rollout_bench import placement, speculation
 from rollout_bench.serving import machine
 
 from megathunder.errors import UserError
+from megathunder.metrics.output import output_file
 
 MEASUREMENTS = {"speculation": speculation, "placement": placement}
 
@@ -39,6 +40,7 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()}
     try:
+        output_file(arguments.json)
         result, met = MEASUREMENTS[arguments.measurement].measure(arguments)
     except UserError as error:
         print(error, file=sys.stderr)

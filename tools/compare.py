@@ -36,6 +36,7 @@ from megathunder.errors import UserError
 from megathunder.metrics.comparison import BASE, Comparison, compare
 from megathunder.metrics.folder import RunFolder
 from megathunder.metrics.machine import independence, processor
+from megathunder.metrics.output import output_file
 from megathunder.metrics.spans import read_spans
 from megathunder.metrics.timeline import draw_schedules
 from megathunder.simulator.interference import Interference
@@ -80,20 +81,22 @@ def main(argv: list[str]) -> int:
     arguments, rest = tyro.cli(Arguments, args=argv, return_unknown_args=True, description=__doc__)
     try:
         names = schedule_names(arguments.schedules)
+        output_file(arguments.json)
         folder = run_job(comparison_config(arguments, names), ranks=arguments.nproc, settings=rest)
         comparison = compare(folder, names, warmup=arguments.warmup, block=arguments.warmup + 1)
-        comparison = with_prediction(comparison, folder)
+        comparison, unforetold = with_prediction(comparison, folder)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except JobFailed as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
     reached = cores_at_once(folder.read_config())
     machine = {"processor": processor(), "independence_of_cores": reached}
     arguments.json.write_text(json.dumps(comparison.as_table() | {"machine": machine}, indent=2) + "\n")
     show(comparison, reached)
+    if unforetold:
+        print(f"no speed-up is predicted: {unforetold}")
     figure = arguments.json.with_suffix(".png")
     last = {name: rows[-1].update for name, rows in comparison.measured.items()}
     drawn = draw_schedules(read_spans(folder.events), last, figure)
@@ -151,7 +154,15 @@ def cores_at_once(config: Config) -> float | None:
     return None if config.replay.run or not rollout or not learner else independence(rollout, learner)
 
 
-def with_prediction(comparison: Comparison, folder: RunFolder) -> Comparison:
+def with_prediction(comparison: Comparison, folder: RunFolder) -> tuple[Comparison, str]:
+    """`comparison` with its prediction; as it is, and why, where the run recorded too little to predict from."""
+    try:
+        return predicted(comparison, folder), ""
+    except UserError as error:
+        return comparison, error.seen
+
+
+def predicted(comparison: Comparison, folder: RunFolder) -> Comparison:
     """Speed-ups simulated from sync: release times of its measured updates, costs of its items, which have the machine
     to themselves; what rollout and learner cost each other at once is that of the warm-up updates."""
     variants = [Variant.parse(name) for name in comparison.measured]

@@ -43,6 +43,7 @@ from megathunder.evaluation.estimate import Estimate
 from megathunder.evaluation.session import missing, open_session, plan_of
 from megathunder.metrics.costs import Panel, Series, draw_costs
 from megathunder.metrics.folder import RunFolder, open_folder
+from megathunder.metrics.output import output_file
 from megathunder.metrics.row import read_rows
 from megathunder.tasks import Task, heldout_tasks
 
@@ -56,7 +57,7 @@ def main(argv: list[str]) -> int:
     options, settings = read_arguments(argv)
     try:
         ks, out = read_ks(options.k, options.attempts), Path(options.json)
-        out.parent.mkdir(parents=True, exist_ok=True)
+        output_file(out)
         if options.runs:
             compare_runs(options, settings, ks, out)
         else:

@@ -26,6 +26,7 @@ import msgspec
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import MegathunderError
 from megathunder.evaluation.validation import validate_instance
+from megathunder.metrics.output import output_file
 from megathunder.sandbox import SandboxPool
 from megathunder.tasks.protected import is_protected
 from megathunder.tasks.swe import Instance, repository_files
@@ -60,6 +61,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(argv)
     try:
+        output_file(options.out)
         instances = asyncio.run(make(options.repos, options.each, options.seed))
     except MegathunderError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -31,6 +31,7 @@ from megathunder.coordinator.job import JobFailed, run_job
 from megathunder.errors import UserError
 from megathunder.metrics.folder import RunFolder
 from megathunder.metrics.learning import Curves, curve_of, draw_learning, summarise
+from megathunder.metrics.output import output_file
 from megathunder.metrics.row import read_rows
 
 NAMES = {"config", "seeds", "settings", "variants"}
@@ -69,6 +70,7 @@ def main(argv: list[str]) -> int:
     arguments = tyro.cli(Arguments, args=argv, description=__doc__)
     try:
         file, jobs = read_comparison(arguments.comparison, arguments.only)
+        output_file(arguments.json)
         start = time.monotonic()
         for job in jobs:
             if time.monotonic() - start < arguments.for_s:
@@ -110,7 +112,20 @@ def read_comparison(file: Path, only: str) -> tuple[Path, list[Job]]:
         for seed in table.get("seeds", [0])
         for variant in wanted
     ]
-    return file.parent.parent.parent / table["config"], jobs
+    return _config(file, table["config"]), jobs
+
+
+def _config(file: Path, name: str) -> Path:
+    """Where the configuration `name` of comparison `file` lies: here, beside the file, or in this project."""
+    places = [Path(name), file.parent / name, Path(__file__).resolve().parent.parent / name]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise UserError(
+            f"{file}: config {name!r} is no file",
+            expected=f"one of {', '.join(map(str, places))}",
+            remedy="name a TOML file relative to the working directory or to the comparison",
+        )
+    return found
 
 
 def take(job: Job, config: Path, arguments: Arguments) -> None:
@@ -137,7 +152,6 @@ def report(jobs: list[Job], arguments: Arguments) -> None:
             remedy="let the command train: leave out --for-s",
         )
     found = summarise(curves)
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps(asdict(found), indent=1) + "\n")
     draw_learning(found, arguments.json.with_suffix(".png"))
     show(found)

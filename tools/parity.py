@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megathunder.config.learner import LearnerConfig
 from megathunder.errors import ConfigError, UserError
+from megathunder.metrics.output import output_file
 
 # Layout -> (processes, settings of [learner]); those with experts need a mixture of experts.
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -60,6 +61,7 @@ def main() -> int:
         return _worker(json.loads(arguments.worker), Path(arguments.json))
     try:
         layouts = _chosen_layouts(arguments.layouts)
+        output_file(Path(arguments.json))
         with tempfile.TemporaryDirectory() as scratch:
             models = _models(arguments.model, Path(scratch))
             results = _run(models, layouts, arguments, Path(scratch))

@@ -34,6 +34,7 @@ from megathunder.coordinator.replay import read_recorded
 from megathunder.errors import UserError
 from megathunder.metrics.differences import Differences, differences, worst
 from megathunder.metrics.folder import RunFolder
+from megathunder.metrics.output import output_file
 from megathunder.metrics.row import MetricsRow, read_rows
 
 console = Console(highlight=False)
@@ -91,6 +92,8 @@ def main(argv: list[str]) -> int:
         variant = replayable(variant_name(arguments))
         names = (replayable(arguments.check_against).name, variant.name) if arguments.check_against else ()
         config = replayed(arguments)
+        if arguments.json:
+            output_file(arguments.json)
         folder = run_job(first_job(config, variant, names), ranks=arguments.nproc, settings=rest)
         check = compare(arguments, config, folder, names, rest) if names else None
     except UserError as error:

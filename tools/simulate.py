@@ -23,6 +23,7 @@ from rich.table import Table
 
 from megathunder.errors import UserError
 from megathunder.metrics.folder import open_folder
+from megathunder.metrics.output import output_file
 from megathunder.metrics.row import read_rows
 from megathunder.simulator import balance as balances
 from megathunder.simulator import group_size_cases as sizes
@@ -48,6 +49,8 @@ def predict(run: tyro.conf.Positional[Path], json: Path | None = None, figure: P
         json: Write every simulated step here.
         figure: Draw the last update's timeline under every schedule here (PNG).
     """
+    if json:
+        output_file(json)
     folder = open_folder(run)
     taken = [row.update for row in read_rows(folder.metrics)]
     warm = taken[min(WARM_UP, len(taken) - 1)] if taken else 0
@@ -77,6 +80,7 @@ def sweep(json: Path, figure: Path | None = None, seed: int = 0) -> None:
         figure: Draw both predictions and their difference here (PNG; default: beside the JSON).
         seed: Seed of the drawn traces.
     """
+    output_file(json)
     result = sweeps.sweep(list(sweeps.points()), seed)
     report.write_json(result, json)
     report.draw_sweep(result, figure or json.with_suffix(".png"))
@@ -93,6 +97,7 @@ def balance(json: Path, figure: Path | None = None) -> None:
         json: Write assumptions, curves, peaks and the paper's references here.
         figure: Draw the curves here (PNG; default: beside the JSON).
     """
+    output_file(json)
     result = balances.balance(balances.PaperModel())
     report.write_json(result, json)
     report.draw_balance(result, figure or json.with_suffix(".png"))
@@ -191,6 +196,7 @@ def sagc(
         figure: Draw the rates, the walls and the controller's course here (PNG; default: beside the JSON).
         seeds: Runs of every policy on every stream.
     """
+    output_file(json)
     recorded = {k: v for folder in run for k, v in lengths.recorded_lengths(open_folder(folder)).items()}
     if keep:
         lengths.write_lengths(recorded, keep)

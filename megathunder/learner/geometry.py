@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megathunder.config.root import Config
+from megathunder.errors import ConfigError
 from megathunder.learner.accumulators.store import AccumulatorStore
 from megathunder.learner.backward import Tally
 from megathunder.objectives.salt import Geometry, reweigh
@@ -117,6 +118,12 @@ class Sketch:
         self._store, self._dimension = store, settings.sketch_dimension
         names = store.layout.names
         wanted = [i for i, name in enumerate(names) if _chosen(name, settings.sketch_layers)]
+        if settings.sketch_layers and not wanted and config.learner.pipeline_parallel == 1:
+            raise ConfigError(
+                f"salt.sketch_layers = {list(settings.sketch_layers)}: no parameter has such a name",
+                expected=f"parts of names like {names[0]}, {names[-1]}",
+                remedy="name such parts, or none for all parameters",
+            )
         self._maps = {i: self._map(i, config.run.seed) for i in wanted}
 
     def _map(self, parameter: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from megathunder.config.root import Config
 from megathunder.config.salt import SaltConfig
 from megathunder.config.streaming import StreamingConfig
+from megathunder.errors import ConfigError
 from megathunder.learner.geometry import GradientGeometry, Sketch
 from megathunder.objectives.base import row_scale
 from megathunder.objectives.build import build_objective
@@ -192,6 +193,8 @@ def test_a_sketch_keeps_inner_products_up_to_its_reported_error(learner) -> None
     part = configured(learner, replace(STRONG, features="sketch", sketch_layers=("layers.0.",)))
     wanted = Sketch(part, learner.store)._maps
     assert 0 < len(wanted) < len(learner.store.layout.names)
+    with pytest.raises(ConfigError, match="no parameter has such a name"):
+        Sketch(configured(learner, replace(STRONG, features="sketch", sketch_layers=("bogus",))), learner.store)
 
 
 def test_a_groups_trajectories_have_an_accumulator_each_and_no_more_groups_are_open_than_may_be(learner) -> None:

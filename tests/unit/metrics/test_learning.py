@@ -57,6 +57,19 @@ def test_every_job_of_a_comparison_is_a_legal_run(file: Path, monkeypatch: pytes
         read_comparison(file, "other")
 
 
+def test_a_comparison_may_lie_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    file = tmp_path / "own.yaml"
+    file.write_text("config: examples/shell_grpo.toml\nvariants: {a: }\n")
+    assert read_comparison(file, "")[0].samefile(ROOT / "examples/shell_grpo.toml")
+    (tmp_path / "mine.toml").write_text("")
+    file.write_text("config: mine.toml\nvariants: {a: }\n")
+    assert read_comparison(file, "")[0] == tmp_path / "mine.toml"
+    file.write_text("config: nowhere.toml\nvariants: {a: }\n")
+    with pytest.raises(UserError, match="nowhere.toml"):
+        read_comparison(file, "")
+
+
 def test_a_job_writes_the_folder_that_is_read_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
     monkeypatch.setattr(learning_curves, "run_job", lambda config, **how: taken.append((config.run, how["settings"])))
