@@ -17,7 +17,7 @@ sandboxes=$(integration sandbox_attacks reward_hacks remote_sandboxes docker_san
 read -ra elsewhere <<<"$runs $servers $sandboxes"
 rest="tests/integration tests/gpu ${elsewhere[*]/#/--ignore=}"
 pieces=("$runs" "$servers" tests/equality "$rest" "$sandboxes" "tests/unit $(echo tests/test_*.py)")
-at_once=$(nproc)
+at_once=$(env -u OMP_NUM_THREADS nproc) # which would count threads
 [ "$at_once" -le 4 ] || at_once=4
 
 logs=$(mktemp -d)
