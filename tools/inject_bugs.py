@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from megathunder.config.sandbox import SandboxConfig
-from megathunder.errors import MegathunderError
+from megathunder.errors import MegathunderError, UserError
 from megathunder.evaluation.validation import validate_instance
 from megathunder.metrics.output import output_file
 from megathunder.sandbox import SandboxPool
@@ -61,6 +61,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(argv)
     try:
+        _check(options.repos)
         output_file(options.out)
         instances = asyncio.run(make(options.repos, options.each, options.seed))
     except MegathunderError as error:
@@ -69,6 +70,15 @@ def main(argv: list[str]) -> int:
     options.out.write_bytes(b"".join(msgspec.json.encode(instance) + b"\n" for instance in instances))
     print(f"{len(instances)} tasks in {options.out}")
     return 0
+
+
+def _check(repos: Path) -> None:
+    if repos.name != "repos" or not repos.is_dir():
+        raise UserError(
+            f"--repos {repos}: {'no folder called repos' if repos.is_dir() else 'no such folder'}",
+            expected="a folder called repos that holds a folder for each repository",
+            remedy="put them there; tasks and repos/ lie in one folder, which is what tasks.path names",
+        )
 
 
 async def make(repos: Path, each: int, seed: int) -> list[dict[str, object]]:

@@ -87,7 +87,10 @@ def main(argv: list[str]) -> int:
 
 def read_comparison(file: Path, only: str) -> tuple[Path, list[Job]]:
     """The configuration and the jobs, all variants of a seed together."""
-    table = yaml.safe_load(file.read_text()) if file.is_file() else None
+    try:
+        table = yaml.safe_load(file.read_text()) if file.is_file() else None
+    except yaml.YAMLError as error:
+        raise UserError(f"{file}: {' '.join(str(error).split())}", expected="YAML", remedy="mend that line") from None
     if not isinstance(table, dict) or set(table) - NAMES or not {"config", "variants"} <= set(table):
         raise UserError(
             f"{file}: {sorted(table) if isinstance(table, dict) else 'no such table'}",
@@ -101,15 +104,17 @@ def read_comparison(file: Path, only: str) -> tuple[Path, list[Job]]:
             expected=f"some of {', '.join(table['variants'])}",
             remedy="name those of the file",
         )
-    common = str(table.get("settings") or "")
+    common, seeds = str(table.get("settings") or ""), table.get("seeds", [0])
+    if not isinstance(seeds, list):
+        raise UserError(f"{file}: seeds: {seeds!r}", expected="a list", remedy=f"write seeds: [{seeds}]")
     jobs = [
         Job(
             variant=variant,
             seed=seed,
             name=f"{file.stem}_{variant}_s{seed}",
-            settings=tuple(f"{common} {table['variants'][variant] or ''}".format(seed=seed).split()),
+            settings=tuple(f"{common} {table['variants'][variant] or ''}".replace("{seed}", str(seed)).split()),
         )
-        for seed in table.get("seeds", [0])
+        for seed in seeds
         for variant in wanted
     ]
     return _config(file, table["config"]), jobs

@@ -32,6 +32,7 @@ import msgspec
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import InfrastructureFailure, MegathunderError, UserError
 from megathunder.evaluation.validation import Verdict, validate_instance, validate_terminal
+from megathunder.metrics.output import output_file
 from megathunder.sandbox import SandboxPool
 from megathunder.tasks import Task
 from megathunder.tasks.benchmarks import REPOSITORIES
@@ -90,9 +91,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--parallel", type=int, default=4, help="tasks validated at once")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds that one run of the tests may take")
     options = parser.parse_args(argv)
-    options.out.mkdir(parents=True, exist_ok=True)
     report = Report()
     try:
+        output_file(options.out / "report.json")
         asyncio.run((instances if options.format.startswith("swe") else terminal)(options, report))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
