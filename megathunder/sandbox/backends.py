@@ -36,8 +36,8 @@ class Bubblewrap:
 
     def leaks(self, slots: int) -> list[str]:
         """Processes under a uid of the pool, and those of a sandbox whose bwrap is no child of this process any more.
-        Mounts are in a namespace that ends with them; a sandbox makes no folder and no cgroup of the host. What was just
-        closed may still be on its way out: only what stays for SETTLED_S is a leak."""
+        Mounts are in a namespace that ends with them; a sandbox makes no folder and no cgroup of the host. What was
+        just closed may still be on its way out: only what stays for SETTLED_S is a leak."""
         limit = time.monotonic() + SETTLED_S
         while (found := self._left(slots)) and time.monotonic() < limit:
             time.sleep(0.05)
