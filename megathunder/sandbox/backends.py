@@ -7,7 +7,6 @@ configured and does not hold is refused, with the remedy.
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 from megathunder.config.sandbox import SandboxConfig
@@ -15,8 +14,6 @@ from megathunder.sandbox.bubblewrap import identity, owner_mark
 from megathunder.sandbox.interface import Backend, Member
 from megathunder.sandbox.local import LocalSandbox
 from megathunder.sandbox.probe import probe
-
-SETTLED_S = 3.0
 
 
 class Bubblewrap:
@@ -37,13 +34,7 @@ class Bubblewrap:
     def leaks(self, slots: int) -> list[str]:
         """Processes under a uid of the pool, and those of a sandbox whose bwrap is no child of this process any more.
         Mounts are in a namespace that ends with them; a sandbox makes no folder and no cgroup of the host. What was
-        just closed may still be on its way out: only what stays for SETTLED_S is a leak."""
-        limit = time.monotonic() + SETTLED_S
-        while (found := self._left(slots)) and time.monotonic() < limit:
-            time.sleep(0.05)
-        return found
-
-    def _left(self, slots: int) -> list[str]:
+        just closed may still be on its way out; `SandboxPool.close` waits for that."""
         owners = (identity(slot) for slot in range(slots))
         uids = {who.uid for who in owners if who.own_uid}
         found = []
