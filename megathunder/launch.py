@@ -167,7 +167,7 @@ def run_rank(config: Config, folder: Path) -> int:
     ranks = Ranks.from_environment()
     cells = ranks.world // config.learner.ranks_of_a_cell
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        _die_with_parent()  # torchrun, which may be killed itself
+        die_with_parent()  # torchrun, which may be killed itself
     coordinator = None
     try:
         if ranks.rank == 0:
@@ -216,11 +216,11 @@ def _without_torchrun(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _begin_as_child() -> None:
     """Until the coordinator has handlers of its own, Ctrl-C is rank 0's to answer: it ends, and takes this along."""
-    _die_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """From now on the kernel sends SIGTERM when the process that started this one dies, however it dies."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 

@@ -5,7 +5,6 @@ Called by tools/compare.py and tools/replay.py. Raises JobFailed where the job e
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import signal
 import subprocess
@@ -19,9 +18,9 @@ from megathunder.config.learner import LearnerConfig
 from megathunder.config.replay import ReplayConfig
 from megathunder.config.toml import read_config, to_toml
 from megathunder.errors import MegathunderError
+from megathunder.launch import die_with_parent
 from megathunder.metrics.folder import RunFolder
 
-PR_SET_PDEATHSIG = 1
 TRAIN = Path(__file__).resolve().parents[2] / "tools" / "train.py"
 
 
@@ -49,7 +48,7 @@ def run_job(config: Config, *, ranks: int, settings: Sequence[str] = ()) -> RunF
 def _wait_for(command: Sequence[str]) -> int:
     """The status of `command`, which never outlives this process: SIGTERM is passed on and its end waited for, a second
     one kills it."""
-    job = subprocess.Popen(command, preexec_fn=_ends_with_its_tool)
+    job = subprocess.Popen(command, preexec_fn=die_with_parent)
     told: list[int] = []
 
     def stop(number: int, _: object) -> None:
@@ -64,10 +63,6 @@ def _wait_for(command: Sequence[str]) -> int:
     if told:
         raise SystemExit(128 + told[0])
     return status
-
-
-def _ends_with_its_tool() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def replay_config(run: Path, replay: ReplayConfig, **changes: object) -> Config:
