@@ -12,7 +12,8 @@
 --json        the result; finished attempts are kept beside it in OUT.attempts.jsonl and are not made again
 --runs        runs to compare: what each policy at a fixed cadence (run.export_every, and the one they began with)
               scores against GPU-hours or machine-hours of training; a figure is written beside OUT. Without --tasks
-              the evaluations that the runs made themselves are compared (run.evaluate_every)
+              the evaluations that the runs made themselves are compared (run.evaluate_every). Runs that are scored on
+              different tasks, or under different sampling settings, are refused
 --target      the pass@k to be reached (default: the highest that every run reaches);  --budget-hours: to score at
               (default: the hours of the shortest run)
 Everything else is a setting as in tools/train.py: --config FILE, --tasks.heldout N, --rollout.urls URL, ...
@@ -25,6 +26,8 @@ import argparse
 import asyncio
 import dataclasses
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -38,6 +41,7 @@ from megathunder.config.machine import ports_are_free, the_sandbox_is_installed,
 from megathunder.config.models import model_folder_is_whole
 from megathunder.errors import ConfigError, MegathunderError, UserError
 from megathunder.evaluation import AttemptLog, Score, score
+from megathunder.evaluation.alike import refuse_unlike, scored_now, scored_then
 from megathunder.evaluation.cadence import Comparison, Curve, Evaluation, compare, read_evaluations, shared_ks
 from megathunder.evaluation.estimate import Estimate
 from megathunder.evaluation.session import missing, open_session, plan_of
@@ -63,9 +67,10 @@ def main(argv: list[str]) -> int:
         else:
             config = prepared(load_config(settings, prog="evaluate.py"), options)
             folder = policy_folder(Path(options.checkpoint))
-            tasks = heldout(config, options.tasks)
-            (result,) = asyncio.run(scores(config, [folder], tasks, options.attempts, ks, [out]))
-            plan = {"policy": str(folder), "named": options.tasks, "plan": plan_of(config, folder, tasks)}
+            asked = Asked(config=config, tasks=heldout(config, options.tasks), policies=(folder,))
+            logs = attempt_logs(asked, [out])
+            (result,) = asyncio.run(scores(asked, logs, options.attempts, ks, out.parent / "logs"))
+            plan = {"policy": str(folder), "named": options.tasks, "plan": plan_of(config, folder, asked.tasks)}
             content = plan | msgspec.to_builtins(result)
             out.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1))
             show(result)
@@ -169,23 +174,35 @@ def check_independence(config: Config, attempts: int) -> None:
         )
 
 
-async def scores(
-    config: Config, folders: list[Path], tasks: list[Task], attempts: int, ks: list[int], outs: list[Path]
-) -> list[Score]:
-    """The score of each policy; they share the servers. Attempts are kept beside `outs`."""
-    logs = [
-        AttemptLog(out.with_name(f"{out.name}.attempts.jsonl"), plan_of(config, folder, tasks))
-        for folder, out in zip(folders, outs)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is to be evaluated: model folders of one architecture, on tasks, with settings."""
+
+    config: Config
+    tasks: list[Task]
+    policies: tuple[Path, ...]
+
+
+def attempt_logs(asked: Asked, outs: Sequence[Path]) -> list[AttemptLog]:
+    """The attempts at each policy, kept beside `outs`; raises UserError where they are those of another evaluation."""
+    return [
+        AttemptLog(out.with_name(f"{out.name}.attempts.jsonl"), plan_of(asked.config, folder, asked.tasks))
+        for folder, out in zip(asked.policies, outs)
     ]
-    left = {folder: missing(tasks, attempts, log) for folder, log in zip(folders, logs)}
-    todo = [(folder, log) for folder, log in zip(folders, logs) if left[folder]]
-    for folder in folders:
-        kept = len(tasks) * attempts - left[folder]
-        print(
-            f"{folder}: {len(tasks)} tasks, {attempts} attempts each: {left[folder]} to make, {kept} kept", flush=True
-        )
+
+
+async def scores(
+    asked: Asked, logs: Sequence[AttemptLog], attempts: int, ks: list[int], server_logs: Path
+) -> list[Score]:
+    """The score of each policy; they share the servers."""
+    tasks = asked.tasks
+    left = [missing(tasks, attempts, log) for log in logs]
+    for folder, count in zip(asked.policies, left):
+        kept = len(tasks) * attempts - count
+        print(f"{folder}: {len(tasks)} tasks, {attempts} attempts each: {count} to make, {kept} kept", flush=True)
+    todo = [(folder, log) for folder, log, count in zip(asked.policies, logs, left) if count]
     if todo:
-        async with open_session(config, todo[0][0], outs[0].parent / "logs") as session:
+        async with open_session(asked.config, todo[0][0], server_logs) as session:
             for number, (folder, log) in enumerate(todo):
                 if number:
                     await session.load(folder, number)
@@ -200,10 +217,14 @@ async def scores(
 def compare_runs(options: argparse.Namespace, settings: list[str], ks: list[int], out: Path) -> None:
     """Curves of every run, the comparison at a target and at a budget, and the figure."""
     folders = [open_folder(path) for path in options.runs]
-    if options.tasks:
-        curves = [evaluated(folder, options, settings, ks, out) for folder in folders]
-    else:
-        curves = [recorded(folder) for folder in folders]
+    names = [folder.path.name for folder in folders]
+    if len(set(names)) < len(names):
+        raise ConfigError(
+            f"--runs {' '.join(map(str, options.runs))}",
+            expected="folders of different names: a run is called by its folder's in the table and beside --json",
+            remedy="name each run once, or rename one of the folders",
+        )
+    curves = evaluated(folders, options, settings, ks, out) if options.tasks else recorded(folders)
     shared = shared_ks(curves, ks)
     if not shared:
         raise ConfigError(
@@ -223,18 +244,50 @@ def compare_runs(options: argparse.Namespace, settings: list[str], ks: list[int]
     print(f"{out}, {out.with_suffix('.png')}")
 
 
-def recorded(folder: RunFolder) -> Curve:
-    """What the run found out about itself."""
-    rows = read_rows(folder.metrics)
-    evaluations = read_evaluations(folder.evaluations)
-    return Curve(run=folder.path.name, schedule=rows[0].schedule, evaluations=evaluations)
+def recorded(folders: Sequence[RunFolder]) -> list[Curve]:
+    """What the runs found out about themselves."""
+    curves = [
+        Curve(
+            run=folder.path.name,
+            schedule=read_rows(folder.metrics)[0].schedule,
+            evaluations=read_evaluations(folder.evaluations),
+        )
+        for folder in folders
+    ]
+    refuse_unlike(
+        [scored_then(str(f.path), f.read_config(), e) for f, curve in zip(folders, curves) for e in curve.evaluations],
+        remedy="compare runs that were evaluated alike, or train with run.export_every and name --tasks: then every "
+        "policy is evaluated anew",
+    )
+    return curves
 
 
-def evaluated(folder: RunFolder, options: argparse.Namespace, settings: list[str], ks: list[int], out: Path) -> Curve:
-    """The policies of a run at its cadence, evaluated now."""
-    own = ["--config", str(folder.config)] if "--config" not in settings else []
-    config = prepared(load_config([*own, *settings], prog="evaluate.py"), options)
-    rows = {row.update + 1: row for row in read_rows(folder.metrics)}
+def evaluated(
+    folders: Sequence[RunFolder], options: argparse.Namespace, settings: list[str], ks: list[int], out: Path
+) -> list[Curve]:
+    """A curve of every run, whose policies at its cadence are evaluated now; nothing is started for runs that cannot
+    be compared."""
+    policies = [policies_of(folder) for folder in folders]
+    runs = [asked_of(f, tuple(found.values()), options, settings) for f, found in zip(folders, policies)]
+    refuse_unlike(
+        [scored_now(str(folder.path), run.config, run.tasks) for folder, run in zip(folders, runs)],
+        remedy="settings come from each run's own config.toml: give those named above for all runs on this command "
+        "line, or one --config FILE",
+    )
+    outs = [
+        [out.with_name(f"{out.stem}.{folder.path.name}.update_{updates:05d}") for updates in found]
+        for folder, found in zip(folders, policies)
+    ]
+    logs = [attempt_logs(run, own) for run, own in zip(runs, outs)]
+    curves = []
+    for folder, found, run, own in zip(folders, policies, runs, logs):
+        results = asyncio.run(scores(run, own, options.attempts, ks, out.parent / "logs"))
+        curves.append(curve_of(folder, dict(zip(found, results))))
+    return curves
+
+
+def policies_of(folder: RunFolder) -> dict[int, Path]:
+    """The policies of a run by the number of updates they have had, from the one it began with on."""
     found = {int(p.name.removeprefix("update_")): p.absolute() for p in sorted(folder.policies.glob("update_*"))}
     if not found:
         raise ConfigError(
@@ -242,20 +295,38 @@ def evaluated(folder: RunFolder, options: argparse.Namespace, settings: list[str
             expected="policies at a fixed cadence",
             remedy="train with --run.export_every N; without --tasks the run's own evaluations are compared",
         )
-    policies = {0: Path(folder.read_config().learner.model).absolute(), **found}
-    outs = [out.with_name(f"{out.stem}.{folder.path.name}.update_{updates:05d}") for updates in policies]
-    tasks = heldout(config, options.tasks)
-    results = asyncio.run(scores(config, list(policies.values()), tasks, options.attempts, ks, outs))
-    evaluations = [
+    return {0: Path(folder.read_config().learner.model).absolute(), **found}
+
+
+def asked_of(folder: RunFolder, policies: tuple[Path, ...], options: argparse.Namespace, settings: list[str]) -> Asked:
+    """`policies` on the tasks that --tasks and the settings name; says where the run was trained on others."""
+    given = any(word.partition("=")[0] == "--config" for word in settings)
+    file = [] if given else ["--config", str(folder.config)]
+    config = prepared(load_config([*file, *settings], prog="evaluate.py"), options)
+    own = folder.read_config().tasks
+    others = [
+        f"tasks.{name} = {trained!r}, evaluated with {now!r}"
+        for name in ("source", "path", "kinds")
+        if (trained := getattr(own, name)) != (now := getattr(config.tasks, name))
+    ]
+    if others:
+        print(f"note: {folder.path} was trained with {'; '.join(others)}", flush=True)
+    return Asked(config=config, tasks=heldout(config, options.tasks), policies=policies)
+
+
+def curve_of(folder: RunFolder, results: dict[int, Score]) -> Curve:
+    """The scores of a run's policies, by updates, against what they had cost."""
+    rows = {row.update + 1: row for row in read_rows(folder.metrics)}
+    evaluations = tuple(
         Evaluation(
             updates=updates,
             policy_version=updates,
             device_hours=(rows[updates].device_hours or 0.0) if updates in rows else 0.0,
             score=result,
         )
-        for updates, result in zip(policies, results)
-    ]
-    return Curve(run=folder.path.name, schedule=next(iter(rows.values())).schedule, evaluations=tuple(evaluations))
+        for updates, result in results.items()
+    )
+    return Curve(run=folder.path.name, schedule=next(iter(rows.values())).schedule, evaluations=evaluations)
 
 
 def panel(curves: list[Curve], comparison: Comparison) -> Panel:

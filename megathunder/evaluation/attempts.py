@@ -16,6 +16,8 @@ import msgspec
 from megathunder.errors import UserError
 from megathunder.types import Trajectory
 
+LIMITS = ("max_new_tokens", "max_tokens", "observation_characters", "top_p", "agent", "agent_command")
+"""Settings of [rollout] that an outcome depends on."""
 RIGHT_FROM = 1.0 - 1e-9  # rewards of weighted tests add up to 1 within rounding
 
 

@@ -21,7 +21,7 @@ import msgspec
 
 from megathunder.config import Config
 from megathunder.errors import ConfigError
-from megathunder.evaluation.attempts import Attempt, AttemptLog, Plan
+from megathunder.evaluation.attempts import LIMITS, Attempt, AttemptLog, Plan
 from megathunder.evaluation.runner import run_attempts
 from megathunder.rollout import Collector, ServerControl, ServerPool
 from megathunder.sandbox import Pool, grade, open_pool
@@ -29,8 +29,6 @@ from megathunder.tasks import ChatFormat, Task
 
 log = logging.getLogger(__name__)
 EVERY = 10  # attempts between two lines of progress
-LIMITS = ("max_new_tokens", "max_tokens", "observation_characters", "top_p", "agent", "agent_command")
-"""Settings that an outcome depends on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,9 +159,9 @@ def resume_run(folder: RunFolder, first_update: int) -> None:
 def open_folder(path: str | Path) -> RunFolder:
     """The folder of a run that exists; raises UserError when there is none."""
     folder = RunFolder(Path(path))
-    if not folder.metrics.is_file():
+    if not folder.metrics.is_file() or not folder.metrics.stat().st_size:
         raise UserError(
-            f"{folder.path}: no metrics.jsonl",
+            f"{folder.path}: {'an empty' if folder.metrics.is_file() else 'no'} metrics.jsonl",
             expected="the folder of a run that has taken an update",
             remedy="name one of runs/*/",
         )

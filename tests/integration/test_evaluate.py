@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from aiohttp import web
@@ -28,6 +26,7 @@ from megathunder.tasks.swe import Instance, read_instances
 from megathunder.tasks.terminal import reference
 from megathunder.types import TrajectoryId
 from tests.unit.metrics.made_run import made_row
+from tools import evaluate as evaluate_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDENT = ROOT / "examples" / "policies" / "student"
@@ -122,18 +121,10 @@ def listening(app: web.Application) -> Iterator[str]:
         thread.join(20)
 
 
-def tool() -> ModuleType:
-    """tools/evaluate.py, in this process: another one would spend its time on imports."""
-    spec = importlib.util.spec_from_file_location("evaluate_tool", ROOT / "tools" / "evaluate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def evaluate(out: Path, url: str, tasks: str, count: int, *more: str) -> int:
     """The tool's exit status."""
     line = ["--checkpoint", str(STUDENT), "--tasks", tasks, "--json", str(out), "--tasks.heldout", str(count)]
-    return tool().main([*line, "--rollout.urls", url, *more])
+    return evaluate_tool.main([*line, "--rollout.urls", url, *more])
 
 
 def assert_closed_form(out: Path, tasks: list[Task], right: tuple[int, ...]) -> dict:
@@ -189,7 +180,8 @@ def test_the_policies_of_a_run_are_evaluated_one_after_the_other_on_the_same_ser
     line = ["--runs", str(run.path), "--tasks", "shell", "--tasks.kinds", "read", "--tasks.heldout", "3"]
     with listening(server) as url:
         assert (
-            tool().main([*line, "--rollout.urls", url, "--json", str(tmp_path / "cost.json"), "--target", "0.9"]) == 0
+            evaluate_tool.main([*line, "--rollout.urls", url, "--json", str(tmp_path / "cost.json"), "--target", "0.9"])
+            == 0
         )
     assert server[LOADED] == [str(run.policy_after(updates)) for updates in (2, 4)]
     found = json.loads((tmp_path / "cost.json").read_text())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from megathunder.config import Config
 from megathunder.config.toml import to_toml
@@ -23,9 +23,11 @@ from megathunder.evaluation.cadence import (
 )
 from megathunder.metrics.folder import RunFolder
 from megathunder.metrics.row import encode_row
+from tests.unit.config.config_cases import change
 from tests.unit.metrics.made_run import made_row
+from tools import evaluate
 
-ROOT = Path(__file__).resolve().parents[3]
+STUDENT = Path(__file__).resolve().parents[3] / "examples" / "policies" / "student"
 
 
 def evaluation(updates: int, hours: float, right: int, *, attempts: int = 1) -> Evaluation:
@@ -84,10 +86,10 @@ def test_evaluations_are_read_as_written_and_those_made_again_replace_the_first(
         read_evaluations(path)
 
 
-def made_folder(path: Path, schedule: str, rights: list[int], hours: float) -> RunFolder:
+def made_folder(path: Path, schedule: str, rights: list[int], hours: float, **settings: object) -> RunFolder:
     folder = RunFolder(path)
     path.mkdir()
-    folder.config.write_text(to_toml(Config()))
+    folder.config.write_text(to_toml(change(Config(), **settings)))
     rows = [made_row(u, schedule=schedule, device_hours=hours * (u + 1)) for u in range(len(rights) - 1)]
     folder.metrics.write_bytes(b"".join(map(encode_row, rows)))
     for updates, right in enumerate(rights):
@@ -95,17 +97,10 @@ def made_folder(path: Path, schedule: str, rights: list[int], hours: float) -> R
     return folder
 
 
-def tool() -> object:
-    spec = importlib.util.spec_from_file_location("evaluate_tool", ROOT / "tools" / "evaluate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_tool_compares_runs_by_their_own_evaluations_and_draws_them(tmp_path, capsys):
     made_folder(tmp_path / "a", "sync", [2, 3, 4, 6, 8], 0.2)
     made_folder(tmp_path / "b", "thundersync", [2, 4, 6, 8, 8], 0.1)
-    out, main = tmp_path / "out" / "cost.json", tool().main
+    out, main = tmp_path / "out" / "cost.json", evaluate.main
     assert main(["--runs", str(tmp_path / "a"), str(tmp_path / "b"), "--json", str(out)]) == 0
     found = json.loads(out.read_text())
     assert found["unit"] == "machine-hours" and len(found["curves"][0]["evaluations"]) == 5
@@ -116,3 +111,52 @@ def test_the_tool_compares_runs_by_their_own_evaluations_and_draws_them(tmp_path
     (tmp_path / "b" / "evaluations.jsonl").unlink()
     assert main(["--runs", str(tmp_path / "a"), str(tmp_path / "b"), "--json", str(out)]) == 2
     assert "run.evaluate_every" in capsys.readouterr().err
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert evaluate.main([str(word) for word in arguments]) == 2
+    said = capsys.readouterr().err
+    assert "expected:" in said and "remedy:" in said
+    return said
+
+
+def test_runs_that_evaluated_themselves_on_other_tasks_or_otherwise_are_no_curves_to_compare(tmp_path, capsys):
+    out = ("--json", tmp_path / "cost.json")
+    a = made_folder(tmp_path / "a", "sync", [2, 3], 0.2, tasks__kinds=("read",)).path
+    b = made_folder(tmp_path / "b", "thundersync", [2, 4], 0.1, tasks__kinds=("sum",)).path
+    said = refused(capsys, "--runs", a, b, *out)
+    assert "tasks.kinds = ('read',) and ('sum',)" in said and "0 of them the same" in said
+    c = made_folder(tmp_path / "c", "thundersync", [2, 4], 0.1, tasks__kinds=("read",), rollout__temperature=0.5).path
+    assert "rollout.temperature = 1.0 and 0.5" in refused(capsys, "--runs", a, c, *out)
+    d = made_folder(tmp_path / "d", "thundersync", [2, 4], 0.1, tasks__kinds=("read",))
+    fewer = evaluation(10, 0.2, 3)
+    append_evaluation(d.evaluations, replace(fewer, score=replace(fewer.score, by_task=fewer.score.by_task[:4])))
+    assert "10 and 4 held-out tasks, 4 of them the same" in refused(capsys, "--runs", d.path, *out)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "metrics.jsonl").touch()
+    assert "an empty metrics.jsonl" in refused(capsys, "--runs", tmp_path / "empty", *out)
+    assert "different names" in refused(capsys, "--runs", a, a, *out)
+    e = made_folder(tmp_path / "e", "sync", [2, 3], 0.2, tasks__kinds=("read",), tasks__seed=1, run__seed=1).path
+    assert evaluate.main(["--runs", str(a), str(e), "--json", str(tmp_path / "cost.json")]) == 0, "seeds may differ"
+
+
+def test_runs_whose_settings_give_other_tasks_are_refused_before_a_server_is_started(tmp_path, capsys, monkeypatch):
+    def never(*_: object) -> None:
+        raise AssertionError("a server was started")
+
+    monkeypatch.setattr(evaluate, "open_session", never)
+    monkeypatch.setattr(evaluate, "LAWS", ())
+    folders = [
+        made_folder(
+            tmp_path / name, "sync", [2, 3], 0.2, learner__model=str(STUDENT), tasks__kinds=(kind,), tasks__heldout=5
+        )
+        for name, kind in (("a", "read"), ("b", "sum"))
+    ]
+    for folder in folders:
+        folder.policy_after(2).mkdir(parents=True)
+    line = ("--runs", *(folder.path for folder in folders), "--tasks", "shell", "--json", tmp_path / "cost.json")
+    said = refused(capsys, *line)
+    assert "tasks.kinds = ('read',) and ('sum',)" in said and "for all runs on this command line" in said
+    with pytest.raises(AssertionError, match="a server was started"):
+        evaluate.main([str(word) for word in (*line, "--tasks.kinds", "read")])
+    assert "b was trained with tasks.kinds = ('sum',), evaluated with ('read',)" in capsys.readouterr().out

@@ -1,0 +1,79 @@
+"""Whether curves may be compared: every policy is scored on the same held-out tasks, under the same sampling settings.
+
+    evaluated now       the tasks themselves
+    recorded by a run   ids and kinds of the tasks in its evaluations, and the settings that their content depends on
+
+Called by tools/evaluate.py before it starts anything. Refuses the first score that is of something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import msgspec
+
+from megathunder.config import Config
+from megathunder.config.tasks import KINDS
+from megathunder.errors import ConfigError
+from megathunder.evaluation.attempts import LIMITS
+from megathunder.evaluation.cadence import Evaluation
+from megathunder.tasks import Task
+
+OF_SAMPLING = ("rollout.temperature", *(f"rollout.{name}" for name in LIMITS))
+OF_TASKS = ("tasks.source", "tasks.path", "tasks.kinds", "tasks.heldout", "tasks.latency_scale", "tasks.max_turns")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """What one score is a score of; `tasks` has a mark for each, equal where the task is."""
+
+    name: str
+    config: Config
+    tasks: frozenset[str]
+
+
+def scored_now(name: str, config: Config, tasks: Sequence[Task]) -> Scored:
+    """`tasks`, about to be evaluated with the settings `config`."""
+    marks = (blake2b(msgspec.msgpack.encode(task), digest_size=16).hexdigest() for task in tasks)
+    return Scored(name=name, config=config, tasks=frozenset(marks))
+
+
+def scored_then(name: str, config: Config, evaluation: Evaluation) -> Scored:
+    """What a run with the settings `config` evaluated itself. Ids of repositories and terminal tasks are their names;
+    those of other tasks are numbers, which mean the same only with the same settings."""
+    tasks = config.tasks
+    told: list[object] = [tasks.source, tasks.max_turns]
+    if tasks.source in KINDS:
+        told += [tasks.path, tasks.kinds or KINDS[tasks.source], tasks.latency_scale]
+    return Scored(
+        name=f"{name} after {evaluation.updates} updates",
+        config=config,
+        tasks=frozenset(f"{told} {result.kind} {result.task_id}" for result in evaluation.score.by_task),
+    )
+
+
+def refuse_unlike(scores: Sequence[Scored], *, remedy: str) -> None:
+    """Raise ConfigError unless all `scores` are of the same."""
+    for other in scores[1:]:
+        first, same = scores[0], scores[0].tasks == other.tasks
+        settings = [
+            f"{name} = {before!r} and {after!r}"
+            for name in (OF_SAMPLING if same else OF_TASKS + OF_SAMPLING)
+            if (before := _setting(first.config, name)) != (after := _setting(other.config, name))
+        ]
+        if same and not settings:
+            continue
+        counts = f"{len(first.tasks)} and {len(other.tasks)} held-out tasks"
+        shared = "all" if same else len(first.tasks & other.tasks)
+        raise ConfigError(
+            f"{first.name} and {other.name}: {'; '.join([f'{counts}, {shared} of them the same', *settings])}",
+            expected="the same tasks under the same sampling settings: other scores say nothing of each other",
+            remedy=remedy,
+        )
+
+
+def _setting(config: Config, name: str) -> object:
+    section, _, key = name.partition(".")
+    return getattr(getattr(config, section), key)
