@@ -10,6 +10,9 @@ A schedule may name a release: thundersync/turn_forward, thundersync+content_rea
 thundersync+plain_rollouts samples the same prompts without drafts, placement, SAGC and SALT (live).
 Written: OUT (every number, the trace-predicted speed-up beside the measured one), a figure of all schedules beside it.
 Further arguments are settings of the run, e.g. --rollout.max_concurrent 8.
+On SIGTERM or Ctrl-C the rounds that every schedule has ended are written and shown; a comparison cannot be resumed.
+Exit status: 0 done, or stopped by SIGTERM with numbers kept; 1 failed, or stopped with none; 2 a setting must be
+mended; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from megathunder.config import Config
 from megathunder.config.replay import ReplayConfig
 from megathunder.config.toml import read_config
 from megathunder.config.variant import Variant
-from megathunder.coordinator.job import JobFailed, replay_config, run_job
+from megathunder.coordinator.job import JobFailed, JobStopped, replay_config, run_job
 from megathunder.errors import UserError
 from megathunder.metrics.comparison import BASE, Comparison, compare
 from megathunder.metrics.folder import RunFolder
@@ -83,17 +86,45 @@ def main(argv: list[str]) -> int:
         names = schedule_names(arguments.schedules)
         output_file(arguments.json)
         folder = run_job(comparison_config(arguments, names), ranks=arguments.nproc, settings=rest)
-        comparison = compare(folder, names, warmup=arguments.warmup, block=arguments.warmup + 1)
-        comparison, unforetold = with_prediction(comparison, folder)
+        report(folder, names, arguments, cores_at_once(folder.read_config()))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except JobFailed as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    reached = cores_at_once(folder.read_config())
-    machine = {"processor": processor(), "independence_of_cores": reached}
-    arguments.json.write_text(json.dumps(comparison.as_table() | {"machine": machine}, indent=2) + "\n")
+    except JobStopped as stop:
+        return keep(stop, names, arguments)
+    return 0
+
+
+def keep(stop: JobStopped, names: tuple[str, ...], arguments: Arguments) -> int:
+    """Report the rounds that were measured before the comparison was stopped; the exit status."""
+    if stop.folder is None:
+        print(f"{stop} before the run began: nothing was measured", file=sys.stderr)
+        return stop.status(kept=False)
+    try:
+        rounds = report(stop.folder, names, arguments, None)
+    except UserError as error:
+        print(f"{stop}: no numbers, since {error.seen}; its rows are in {stop.folder.metrics}", file=sys.stderr)
+        return stop.status(kept=False)
+    print(
+        f"{stop} after {rounds} of {arguments.repeats} measured updates of each schedule: the numbers above are of "
+        f"these and are kept in {arguments.json}; a comparison cannot be resumed",
+        file=sys.stderr,
+    )
+    return stop.status(kept=True)
+
+
+def report(folder: RunFolder, names: tuple[str, ...], arguments: Arguments, reached: float | None) -> int:
+    """Write and show what the run in `folder` measured, and what `cores_at_once` did; updates of each schedule."""
+    comparison = compare(folder, names, warmup=arguments.warmup, block=arguments.warmup + 1)
+    comparison, unforetold = with_prediction(comparison, folder)
+    found = {
+        "repeats": {"asked": arguments.repeats, "measured": len(comparison.measured[comparison.base])},
+        "machine": {"processor": processor(), "independence_of_cores": reached},
+    }
+    arguments.json.write_text(json.dumps(comparison.as_table() | found, indent=2) + "\n")
     show(comparison, reached)
     if unforetold:
         print(f"no speed-up is predicted: {unforetold}")
@@ -101,7 +132,7 @@ def main(argv: list[str]) -> int:
     last = {name: rows[-1].update for name, rows in comparison.measured.items()}
     drawn = draw_schedules(read_spans(folder.events), last, figure)
     print(f"numbers: {arguments.json}   figure: {figure if drawn else 'none'}   run: {folder.path}")
-    return 0
+    return found["repeats"]["measured"]
 
 
 def schedule_names(text: str) -> tuple[str, ...]:

@@ -5,8 +5,10 @@ The trajectories of the run arrive at their recorded times (scaled, shuffled, wi
 and the loop of a live run, and the real learner works on them: no engine, no sandbox. The policy is the run's first
 model in every update, so engine and learner log-probabilities agree only where that model sampled.
 With --check-against, each update runs under both schedules and the gradients, and the weights after one real step, are
-compared by kind of parameter (metrics/differences.py says why weights are compared by norm).
-Exit status: 0, 1 above the tolerance or a failed job, 2 for a setting to mend.
+compared by kind of parameter (metrics/differences.py says why weights are compared by norm). Updates in which no group
+has different rewards have a gradient of 0 under every schedule: where all are such, the check has not passed.
+Exit status: 0, 1 above the tolerance, for a failed job or on SIGTERM, 2 for a setting to mend or a check that had
+nothing to compare, 130 interrupted.
 Further arguments are settings of the run, e.g. --learner.accumulator exact.
 """
 
@@ -29,7 +31,7 @@ from megathunder.config import Config
 from megathunder.config.replay import ReplayConfig
 from megathunder.config.variant import Variant
 from megathunder.coordinator.agenda import Agenda
-from megathunder.coordinator.job import JobFailed, replay_config, run_job
+from megathunder.coordinator.job import JobFailed, JobStopped, replay_config, run_job
 from megathunder.coordinator.replay import read_recorded
 from megathunder.errors import UserError
 from megathunder.metrics.differences import Differences, differences, worst
@@ -75,14 +77,22 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """What --check-against found. `weights` are those after the first real step; None: no update takes one."""
+    """What --check-against found in `updates` updates, of which `zero_updates` have a gradient of 0 under both.
+    `gradient` is of the others; None: there are none. `weights` are those after the first real step; None: no update
+    takes one, because `no_step`."""
 
     against: str
-    gradient: Differences
+    updates: int
+    zero_updates: int
+    gradient: Differences | None
     weights: Differences | None
+    no_step: str = ""
 
-    def within(self, tolerance: float) -> bool:
-        return max(self.gradient.largest, self.weights.largest_norm if self.weights else 0.0) <= tolerance
+    @property
+    def largest(self) -> float:
+        """What the tolerance is for."""
+        gradient = self.gradient.largest if self.gradient else 0.0
+        return max(gradient, self.weights.largest_norm if self.weights else 0.0)
 
 
 def main(argv: list[str]) -> int:
@@ -102,11 +112,30 @@ def main(argv: list[str]) -> int:
     except JobFailed as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except JobStopped as stop:
+        rows = f"; rows of replayed updates are in {stop.folder.metrics}" if stop.folder else ""
+        print(f"{stop}: the replay is not complete and nothing was concluded from it{rows}", file=sys.stderr)
+        return stop.status(kept=False)
     rows = read_rows(folder.metrics)
     show(rows, check)
     if arguments.json:
         write(arguments.json, rows, check)
-    return 0 if check is None or check.within(arguments.tolerance) else 1
+    return 0 if check is None else verdict(check, arguments)
+
+
+def verdict(check: Check, arguments: Arguments) -> int:
+    """The exit status of a check; says so where it had nothing to compare."""
+    if check.gradient or check.largest > arguments.tolerance:
+        return 0 if check.largest <= arguments.tolerance else 1
+    weights = "" if check.weights else f", and no weights: no update takes a step ({check.no_step})"
+    error = UserError(
+        f"no gradient was compared: those of all {check.updates} updates of {arguments.run} are 0 under both "
+        f"schedules{weights}",
+        expected="an update in which a group has different rewards",
+        remedy="replay other updates (--updates), or a run in which some attempts at a task succeed and some do not",
+    )
+    print(f"error: {error}", file=sys.stderr)
+    return 2
 
 
 def variant_name(arguments: Arguments) -> str:
@@ -157,10 +186,19 @@ def compare(arguments: Arguments, config: Config, folder: RunFolder, names: tupl
     for update in range(config.run.updates * len(names)):
         slot = agenda.slot(update)
         files.setdefault(slot.batch, {})[slot.variant.name] = folder.tensors_of("gradients", update)
-    gradient = worst(differences(pair[names[0]], pair[names[1]]) for pair in files.values())
-    steps = min((agenda.slot(row.update).batch for row in read_rows(folder.metrics) if row.stepped), default=None)
+    pairs = [differences(pair[names[0]], pair[names[1]]) for pair in files.values()]
+    compared = [pair for pair in pairs if pair.by_kind]
+    check = Check(
+        against=names[0],
+        updates=len(pairs),
+        zero_updates=len(pairs) - len(compared),
+        gradient=worst(compared) if compared else None,
+        weights=None,
+    )
+    rows = read_rows(folder.metrics)
+    steps = min((agenda.slot(row.update).batch for row in rows if row.stepped), default=None)
     if steps is None:
-        return Check(against=names[0], gradient=gradient, weights=None)
+        return dataclasses.replace(check, no_step="; ".join(sorted({row.skip_reason for row in rows})))
     weights = []
     for number, name in enumerate(names):
         run = dataclasses.replace(
@@ -169,7 +207,7 @@ def compare(arguments: Arguments, config: Config, folder: RunFolder, names: tupl
         replay = dataclasses.replace(config.replay, learn=True)
         job = Variant.parse(name).apply(dataclasses.replace(config, run=run, replay=replay))
         weights.append(run_job(job, ranks=arguments.nproc, settings=rest).tensors_of("weights", steps))
-    return Check(against=names[0], gradient=gradient, weights=differences(*weights))
+    return dataclasses.replace(check, weights=differences(*weights))
 
 
 def show(rows: list[MetricsRow], check: Check | None) -> None:
@@ -184,22 +222,29 @@ def show(rows: list[MetricsRow], check: Check | None) -> None:
         return
     headings = ("kind of parameter", "gradient", "weights, norm", "weights, largest element")
     table = Table(*headings, title=f"relative difference to {check.against}; gradient: largest element")
-    for kind, value in check.gradient.by_kind.items():
-        weights = (check.weights.by_norm.get(kind, 0.0), check.weights.by_kind.get(kind, 0.0)) if check.weights else ()
-        table.add_row(kind, *(f"{number:.1e}" for number in (value, *weights)))
-    console.print(table)
-    if check.weights is None:
+    gradient, weights = check.gradient or Differences(), check.weights or Differences()
+    columns = (gradient.by_kind, weights.by_norm, weights.by_kind)
+    for kind in sorted(gradient.by_kind | weights.by_kind):
+        table.add_row(kind, *(f"{column[kind]:.1e}" if kind in column else "-" for column in columns))
+    if table.rows:
+        console.print(table)
+    if check.gradient and check.zero_updates:
         console.print(
-            "no recorded update takes a step (all rewards of each group are equal): weights were not compared"
+            f"gradients of {check.zero_updates} of {check.updates} updates are 0 under both schedules (no group has "
+            "different rewards): of these nothing was compared"
         )
-    same = f", weights {check.weights.identical}" if check.weights else ""
-    console.print(f"byte-identical: gradients {check.gradient.identical}{same}")
+    if check.gradient and check.weights is None:
+        console.print(f"no recorded update takes a step ({check.no_step}): weights were not compared")
+    found = {"gradients": check.gradient, "weights": check.weights}
+    same = ", ".join(f"{name} {known.identical}" for name, known in found.items() if known)
+    if same:
+        console.print(f"byte-identical: {same}")
 
 
 def write(file: Path, rows: list[MetricsRow], check: Check | None) -> None:
     """Rows and differences as JSON."""
     found = None if check is None else asdict(check) | {
-        "gradient_max_rel_diff": check.gradient.largest,
+        "gradient_max_rel_diff": check.gradient.largest if check.gradient else None,
         "weights_norm_rel_diff": check.weights.largest_norm if check.weights else None,
         "weights_max_rel_diff": check.weights.largest if check.weights else None,
     }  # fmt: skip

@@ -104,7 +104,8 @@ class Coordinator:
         persistence, say = self.parts.persistence, self.parts.monitor.say
         saved = await persistence.save(self.update, self.version, elapsed_s=self.elapsed_s)
         if self.update < self.config.run.updates:
-            say(f"stopped after {self.update} updates{f'; saved {saved}' if saved else ''}; --run.resume goes on")
+            kept = f"{f'; saved {saved}' if saved else ''}; --run.resume goes on"
+            say(f"stopped after {self.update} updates{'' if persistence.off else kept}")
         elif policy := await persistence.export():
             say(f"policy: {policy}")
 

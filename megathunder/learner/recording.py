@@ -14,6 +14,8 @@ from torch import Tensor
 
 
 def record_tensors(file: Path, names: Sequence[str], tensors: Sequence[Tensor], *, divisor: float = 1.0) -> None:
-    """Write {Megatron name: tensor / divisor} in the tensors' own type; the folder is made."""
+    """Write {Megatron name: tensor / divisor} in the tensors' own type; the folder is made. A divisor of 0 is that of
+    an update in which nothing survived: its gradient is 0, not 0 / 0."""
     file.parent.mkdir(parents=True, exist_ok=True)
+    divisor = divisor or 1.0
     save_file({name: (tensor / divisor).contiguous() for name, tensor in zip(names, tensors, strict=True)}, file)

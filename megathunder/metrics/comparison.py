@@ -6,7 +6,7 @@
                       rollout and learner cost each other at once
     verifier hidden   1 - (T - T0) / verifier_s, T0 the wall of the variant without the verifier
     gradient diff     per batch: max |g - g_sync| by max |g_sync|, of the worst kind of parameter, before the clip; of
-                      schedules that have the trajectories of sync
+                      schedules that have the trajectories of sync, and of batches whose gradient is not 0 under both
     plain rollouts    `plain.py`
 
 Called by tools/compare.py. Refuses a run in which a schedule has no measured update.
@@ -23,7 +23,7 @@ from pathlib import Path
 from megathunder.config.variant import Variant
 from megathunder.errors import UserError
 from megathunder.metrics import plain
-from megathunder.metrics.differences import differences
+from megathunder.metrics.differences import Differences, differences
 from megathunder.metrics.folder import RunFolder
 from megathunder.metrics.row import MetricsRow, read_rows
 
@@ -52,14 +52,16 @@ BASE = "sync"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Measured rows by schedule, in the order of their batches; `differences` against the base schedule's gradient;
-    `predicted` simulated speed-ups over the base, where there are any, `predicted_alone` those without `interference`
-    (factors on the time of rollout and of learner work by schedule)."""
+    """Measured rows by schedule, in the order of their batches; `differences` against the base schedule's gradient,
+    which is 0 in `zero_updates` of its measured updates; `predicted` simulated speed-ups over the base, where there are
+    any, `predicted_alone` those without `interference` (factors on the time of rollout and of learner work by
+    schedule)."""
 
     measured: dict[str, list[MetricsRow]]
     differences: dict[str, float]
     base: str
     warmup: int
+    zero_updates: int = 0
     verifier_s: float = 0.0
     predicted: dict[str, float] = field(default_factory=dict)
     predicted_alone: dict[str, float] = field(default_factory=dict)
@@ -132,6 +134,7 @@ class Comparison:
             "verifier_s": self.verifier_s,
             "verifier_hidden": {name: summary(values) for name, values in self.verifier_hidden.items()},
             "warmup_updates_a_block": self.warmup,
+            "updates_without_gradient": self.zero_updates,
         }
 
     def rows(self) -> list[list[str]]:
@@ -159,6 +162,11 @@ class Comparison:
 
     def remarks(self) -> Iterator[str]:
         """What the table has no column for."""
+        if self.zero_updates:
+            yield (
+                f"gradients of {self.zero_updates} of {len(self.measured[self.base])} measured updates are 0 (no group "
+                "had different rewards): of these nothing was compared"
+            )
         for name, error in self.prediction_errors.items():
             yield f"{name}: measured speed-up differs from the predicted one by {error:.1%}"
             rollout, learner = (self.interference.get(part, {}).get(name, 1.0) for part in ("rollout", "learner"))
@@ -178,25 +186,29 @@ def summary(values: Sequence[float | None]) -> dict[str, object]:
 
 
 def compare(folder: RunFolder, schedules: Sequence[str], *, warmup: int, block: int) -> Comparison:
-    """Read what a comparison run wrote."""
+    """Read what a comparison run wrote; of one that was stopped, the rounds that every schedule has finished."""
     rows = [row for row in read_rows(folder.metrics) if row.update % block >= warmup]
     measured = {name: [row for row in rows if row.schedule == name] for name in schedules}
     empty = [name for name, found in measured.items() if not found]
     if empty:
         raise UserError(
             f"{folder.path} has no measured update of {', '.join(empty)}",
-            expected="a finished comparison run",
+            expected="a comparison run in which every schedule has ended a block",
             remedy="run tools/compare.py again; its output says why the run ended early",
         )
+    rounds = min(map(len, measured.values()))
+    measured = {name: found[:rounds] for name, found in measured.items()}
     base = BASE if BASE in measured else schedules[0]
     plain_base = Variant.parse(base).plain_rollouts
     alike = [name for name in schedules if Variant.parse(name).plain_rollouts == plain_base]
     files = {name: [_gradient(folder, row.update) for row in measured[name]] for name in alike}
+    pairs = {name: _compared(files[base], files[name]) for name in alike if all(files[base] + files[name])}
     return Comparison(
         measured=measured,
-        differences={name: _largest(files[base], files[name]) for name in alike if all(files[base] + files[name])},
+        differences={name: max(pair.largest for pair in found) for name, found in pairs.items() if found},
         base=base,
         warmup=warmup,
+        zero_updates=len(files[base]) - len(pairs[base]) if base in pairs else 0,
         verifier_s=folder.read_config().replay.verifier_s,
     )
 
@@ -206,6 +218,7 @@ def _gradient(folder: RunFolder, update: int) -> Path | None:
     return file if file.is_file() else None
 
 
-def _largest(ones: Sequence[Path | None], others: Sequence[Path | None]) -> float:
-    pairs = [(a, b) for a, b in zip(ones, others) if a is not None and b is not None]
-    return max(differences(a, b).largest for a, b in pairs)
+def _compared(ones: Sequence[Path | None], others: Sequence[Path | None]) -> list[Differences]:
+    """Of each pair of files, but for those that are 0 in both."""
+    pairs = (differences(a, b) for a, b in zip(ones, others) if a is not None and b is not None)
+    return [pair for pair in pairs if pair.by_kind]

@@ -5,6 +5,7 @@
                                       rounding a single weight may move by up to a step size, whichever sum is right
 
 A kind is a parameter's name without the numbers of its layer and expert, e.g. `decoder.layers.*.mlp.linear_fc1.weight`.
+Kinds that are 0 in both files are left out: that two zeros are equal says nothing of how they were reckoned.
 Called by metrics/comparison.py and tools/replay.py. Files of different parameters are infinitely far apart.
 """
 
@@ -25,7 +26,8 @@ NUMBERED = re.compile(r"(layers|experts|local_experts)\.\d+\b|(weight|bias)\d+\b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """Relative differences of each kind, of the largest element and of norms; `identical`: every byte is equal."""
+    """Relative differences of each kind, of the largest element and of norms; `identical`: every byte is equal. No kind
+    at all: both are 0 everywhere, and nothing was compared."""
 
     by_kind: dict[str, float] = field(default_factory=dict)
     by_norm: dict[str, float] = field(default_factory=dict)
@@ -59,6 +61,8 @@ def differences(one: Path, other: Path) -> Differences:
     for kind, names in kinds.items():
         whole = numpy.concatenate([first[name].ravel() for name in names]).astype(numpy.float64)
         gap = whole - numpy.concatenate([second[name].ravel() for name in names])
+        if not whole.any() and not gap.any():
+            continue
         by_kind[kind] = _ratio(numpy.abs(gap).max(initial=0.0), numpy.abs(whole).max(initial=0.0))
         by_norm[kind] = _ratio(numpy.linalg.norm(gap), numpy.linalg.norm(whole))
     same = all(tensor.tobytes() == second[name].tobytes() for name, tensor in first.items())
@@ -84,4 +88,4 @@ def _ratio(gap: float, size: float) -> float:
     gap, size = float(gap), float(size)
     if math.isnan(gap):
         return math.inf
-    return gap / size if size else (0.0 if gap == 0.0 else math.inf)
+    return gap / size if size else math.inf

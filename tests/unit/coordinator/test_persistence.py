@@ -13,6 +13,7 @@ import pytest
 from megathunder.checkpoint.folder import newest
 from megathunder.checkpoint.state import read_state
 from megathunder.config import Config
+from megathunder.coordinator.coordinator import Coordinator
 from megathunder.coordinator.persistence import Persistence
 from megathunder.errors import MegathunderError
 from megathunder.learner import written
@@ -113,3 +114,18 @@ def test_without_the_setting_a_save_is_complete_before_the_run_goes_on(tmp_path:
         assert [command.background for command in learner.commands] == [False]
 
     run(tmp_path, work, background=False)
+
+
+def test_only_a_run_that_keeps_checkpoints_is_said_to_go_on(tmp_path: Path) -> None:
+    def said(*alternate: str) -> str:
+        config = dataclasses.replace(Config(), run=dataclasses.replace(Config().run, alternate=alternate))
+        lines: list[str] = []
+        supply = SimpleNamespace(position=lambda update: SourceState(epoch=0, cursor=update))
+        folder, learner = RunFolder(tmp_path), WritingLearner()
+        persistence = Persistence(config=config, folder=folder, learner=learner, supply=supply)  # type: ignore
+        parts = SimpleNamespace(persistence=persistence, monitor=SimpleNamespace(say=lines.append))
+        asyncio.run(Coordinator(config=config, parts=parts, update=3).finish())  # type: ignore[arg-type]
+        return lines[0]
+
+    assert said() == f"stopped after 3 updates; saved {tmp_path}/checkpoints/update_00003; --run.resume goes on"
+    assert said("sync", "thundersync") == "stopped after 3 updates", "a comparison cannot be resumed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,7 @@ from safetensors.numpy import save_file
 from megathunder.config import Config
 from megathunder.config.toml import to_toml
 from megathunder.coordinator.agenda import Agenda
-from megathunder.coordinator.job import JobFailed
+from megathunder.coordinator.job import JobFailed, JobStopped
 from megathunder.metrics.folder import RunFolder, start_run
 from megathunder.metrics.sinks import JsonlSink
 from tests.unit.coordinator.recordings import write_update
@@ -44,22 +45,28 @@ def recorded(tmp_path: Path) -> Path:
 
 
 class Jobs:
-    """Stands for `run_job`: writes what a job would, thundersync's tensors `error` away from the others'."""
+    """Stands for `run_job`: writes what a job would, thundersync's tensors `error` away from the others'. Updates of
+    batch `idle` and later have equal rewards: no gradient, no step. Stopped by signal `by` before update `stopped`."""
 
-    def __init__(self, error: float = 0.0) -> None:
-        self.error, self.asked = error, list[Config]()
+    def __init__(self, error: float = 0.0, idle: int = 99, stopped: int = 99, by: int = signal.SIGTERM) -> None:
+        self.error, self.idle, self.stopped, self.by, self.asked = error, idle, stopped, by, list[Config]()
 
     def __call__(self, config: Config, *, ranks: int, settings: list[str]) -> RunFolder:
         self.asked.append(config)
         folder, agenda = start_run(config), Agenda(config)
         sink = JsonlSink(folder.metrics)
         for update in range(config.run.updates):
+            if update == self.stopped:
+                raise JobStopped(self.by, folder)
             slot = agenda.slot(update)
-            sink.row(made_row(update, schedule=slot.variant.name))
+            steps = slot.batch < self.idle
+            reason = "" if steps else "no contribution has a coefficient other than 0"
+            sink.row(made_row(update, schedule=slot.variant.name, stepped=steps, skip_reason=reason))
             off = self.error if slot.variant.schedule == "thundersync" else 0.0
             for kind in ("gradients", "weights"):
+                one = float(steps or kind == "weights")
                 folder.tensors_of(kind, update).parent.mkdir(exist_ok=True)
-                save_file({"w": numpy.array([1.0, off])}, folder.tensors_of(kind, update))
+                save_file({"w": numpy.array([one, off])}, folder.tensors_of(kind, update))
         return folder
 
 
@@ -76,6 +83,25 @@ def test_a_check_fails_above_the_tolerance_and_passes_below(monkeypatch: pytest.
     assert found["gradient_max_rel_diff"] == pytest.approx(9e-6)
     assert replay(monkeypatch, recorded, Jobs(1.1e-5), "--check-against", "sync") == 1
     assert replay(monkeypatch, recorded, Jobs(1.1e-5)) == 0, "nothing is compared unless it is asked for"
+
+
+def test_a_check_of_gradients_that_are_all_0_says_that_nothing_was_compared_and_does_not_pass(
+    monkeypatch: pytest.MonkeyPatch, recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = recorded / "out.json"
+    options = ("--check-against", "sync", "--json", str(out))
+    assert replay(monkeypatch, recorded, Jobs(idle=0), *options) == 2
+    shown = capsys.readouterr()
+    assert "no gradient was compared" in shown.err and "no weights" in shown.err and "remedy:" in shown.err
+    assert "byte-identical" not in shown.out
+    found = json.loads(out.read_text())["check"]
+    assert (found["gradient_max_rel_diff"], found["weights_max_rel_diff"]) == (None, None)
+    assert (found["updates"], found["zero_updates"]) == (2, 2)
+    assert replay(monkeypatch, recorded, Jobs(1e-6, idle=0), *options) == 1, (
+        "0 under one schedule alone is a difference"
+    )
+    assert replay(monkeypatch, recorded, Jobs(idle=1), *options) == 0
+    assert "gradients of 1 of 2 updates are 0" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_check_runs_both_schedules_at_rest_and_then_one_real_step_of_each(
@@ -127,3 +153,38 @@ def test_a_comparison_is_of_a_workload_or_of_a_recording(monkeypatch: pytest.Mon
     assert module.main([*more, *folder]) == 0
     table = json.loads((recorded / "out.json").read_text())
     assert table["base"] == "thundersync" and len(table["verifier_hidden"]["thundersync"]["runs"]) == 2
+
+
+def test_a_stopped_comparison_keeps_the_rounds_that_all_schedules_have_ended_and_says_where(
+    monkeypatch: pytest.MonkeyPatch, recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, out = tool("compare"), recorded / "out.json"
+    line = ["--mode", "replay", "--run", str(recorded), "--repeats", "4", "--json", str(out)]
+    line += ["--folder", str(recorded / "runs")]
+
+    def stopped_at(update: int, by: int = signal.SIGTERM) -> tuple[int, str]:
+        monkeypatch.setattr(module, "run_job", Jobs(stopped=update, by=by))
+        return module.main(line), " ".join(capsys.readouterr().err.split())
+
+    assert stopped_at(11)[0] == 0
+    found = json.loads(out.read_text())
+    assert found["repeats"] == {"asked": 4, "measured": 2}, "blocks of two: s s t t | t t s s | s s t"
+    assert {len(entry["step_wall_s"]["runs"]) for entry in found["schedules"].values()} == {2}
+    status, said = stopped_at(11, signal.SIGINT)
+    assert status == 130 and "stopped by SIGINT after 2 of 4" in said and str(out) in said
+    status, said = stopped_at(3)
+    assert status == 1 and "no measured update of thundersync" in said and "metrics.jsonl" in said
+    monkeypatch.setattr(module, "compare", lambda *a, **b: pytest.fail("an older run's rows are none of this one"))
+
+    def before_it_began(*_: object, **__: object) -> RunFolder:
+        raise JobStopped(signal.SIGTERM, None)
+
+    monkeypatch.setattr(module, "run_job", before_it_began)
+    assert module.main(line) == 1 and "nothing was measured" in capsys.readouterr().err
+
+
+def test_a_stopped_replay_concludes_nothing(
+    monkeypatch: pytest.MonkeyPatch, recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert replay(monkeypatch, recorded, Jobs(stopped=1), "--check-against", "sync") == 1
+    assert "stopped by SIGTERM: the replay is not complete" in capsys.readouterr().err

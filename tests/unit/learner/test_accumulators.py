@@ -7,12 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from megathunder.errors import MegathunderError, UserError
 from megathunder.learner.accumulators.arithmetic import FixedPointArithmetic, FloatArithmetic
 from megathunder.learner.accumulators.host import HostArithmetic, HostTraffic
 from megathunder.learner.accumulators.layout import GradientLayout
 from megathunder.learner.accumulators.store import AccumulatorStore
+from megathunder.learner.recording import record_tensors
 from megathunder.types import BATCH, AccumulatorKey, Fold, FoldTerm
 
 C0, C1 = AccumulatorKey("class", 0, 0), AccumulatorKey("class", 0, 1)
@@ -272,3 +274,8 @@ def test_sums_in_host_memory_pass_in_pieces_and_equal_those_on_the_device(piece,
     fold(store, (S0, C1, 2.0), (S1, C1, 4.0), (C1, BATCH, 1.0), free=(S0, S1, C1))
     assert torch.allclose(value(store), 4 * gradient_of(7), atol=1e-6)
     assert len(store._scratches) == 2 and traffic.exposed_s() > 0
+
+
+def test_the_recorded_gradient_of_an_update_that_nothing_survived_is_0(tmp_path):
+    record_tensors(tmp_path / "kept", ["w"], [torch.zeros(3)], divisor=0.0)
+    assert load_file(tmp_path / "kept")["w"].tolist() == [0.0] * 3, "not 0 / 0"

@@ -26,9 +26,15 @@ SECONDS = {"sync": 4.0, "thundersync": 2.0, "one_step_off": 2.5, "thundersync+no
 
 
 def comparison_run(
-    parent: Path, names: tuple[str, ...], rounds: int = 2, changes: dict[str, dict] | None = None, **replay: object
+    parent: Path,
+    names: tuple[str, ...],
+    rounds: int = 2,
+    changes: dict[str, dict] | None = None,
+    idle: int = 99,
+    **replay: object,
 ) -> RunFolder:
-    """Blocks of two updates; every update of a schedule takes SECONDS; `changes` of its rows."""
+    """Blocks of two updates; every update of a schedule takes SECONDS; `changes` of its rows. From batch `idle` on
+    there is no gradient."""
     run = dataclasses.replace(
         Config().run, folder=str(parent), alternate=names, updates=2 * rounds * len(names), overwrite=True
     )
@@ -43,7 +49,8 @@ def comparison_run(
         sink.row(row)
         folder.tensors_of("gradients", update).parent.mkdir(exist_ok=True)
         noise = 1e-7 if name == "thundersync" else 0.0
-        save_file({"w": numpy.array([1.0, 0.5 + noise])}, folder.tensors_of("gradients", update))
+        tensor = numpy.array([1.0, 0.5 + noise]) * (slot.batch < idle)
+        save_file({"w": tensor}, folder.tensors_of("gradients", update))
     return folder
 
 
@@ -57,6 +64,16 @@ def test_speedups_and_tails_are_ratios_on_the_same_batches(tmp_path: Path) -> No
     assert found.differences == pytest.approx({"sync": 0.0, "thundersync": 1e-7, "one_step_off": 0.0})
     table = found.as_table()
     assert table["speedup_vs_sync"]["thundersync"]["runs"] == pytest.approx([2.0, 2.0])  # type: ignore[index]
+
+
+def test_updates_without_a_gradient_are_counted_and_not_compared(tmp_path: Path) -> None:
+    names = ("sync", "thundersync")
+    found = compare(comparison_run(tmp_path / "a", names, idle=2), names, warmup=1, block=2)
+    assert found.differences == pytest.approx({"sync": 0.0, "thundersync": 1e-7}) and found.zero_updates == 1
+    found = compare(comparison_run(tmp_path / "b", names, idle=0), names, warmup=1, block=2)
+    assert found.differences == {} and found.as_table()["updates_without_gradient"] == 2
+    assert found.as_table()["schedules"]["thundersync"]["update_max_rel_diff_vs_sync"] is None  # type: ignore[index]
+    assert any(line.startswith("gradients of 2 of 2 measured updates are 0") for line in found.remarks())
 
 
 def test_the_prediction_error_is_relative_to_what_was_measured(tmp_path: Path) -> None:

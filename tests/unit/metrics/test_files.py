@@ -227,4 +227,8 @@ def test_differences_are_relative_to_their_kind_and_name_what_is_missing(tmp_pat
     assert not found.identical
     assert differences(tmp_path / "a", tmp_path / "a").identical
     assert differences(tmp_path / "a", tmp_path / "c").largest == math.inf
+    zero = {**one, "b": numpy.array([0.0])}
+    save_file(zero, tmp_path / "z")
+    assert set(differences(tmp_path / "z", tmp_path / "z").by_kind) == {"layers.*.w"}, "two zeros say nothing"
+    assert differences(tmp_path / "z", tmp_path / "a").by_kind["b"] == math.inf
     assert kind_of("layers.11.mlp.experts.linear_fc1.weight7") == "layers.*.mlp.experts.linear_fc1.weight*"
