@@ -6,7 +6,9 @@
 The YAML names a configuration, seeds, settings that all runs share ({seed} is the seed) and the variants' own. Runs are
 taken one after the other, seed by seed; a run that is finished is left alone, one that has a checkpoint goes on, so the
 command may be stopped and given again. With `--for-s` no run begins after so many seconds, with 0 none at all. Then the
-JSON and a figure beside it are made of every run that has an evaluation, finished or not.
+JSON and a figure beside it are made of every run that has an evaluation, finished or not; on SIGTERM and Ctrl-C too.
+A folder that holds a run with other settings than those asked for is refused before anything is trained or read.
+Exit status: 0 done, or stopped by SIGTERM; 1 a run failed; 2 a setting must be mended; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -17,24 +19,39 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import msgspec
 import tyro
 import yaml
 from rich.console import Console
 from rich.table import Table
 
 from megathunder.checkpoint.folder import newest
-from megathunder.config.toml import read_config
-from megathunder.coordinator.job import JobFailed, run_job
+from megathunder.checkpoint.resume import SILENT, changes
+from megathunder.config import Config
+from megathunder.config.load import load_config
+from megathunder.coordinator.job import JobFailed, JobStopped, run_job
 from megathunder.errors import UserError
 from megathunder.metrics.folder import RunFolder
 from megathunder.metrics.learning import Curves, curve_of, draw_learning, summarise
 from megathunder.metrics.output import output_file
 from megathunder.metrics.row import read_rows
 
-NAMES = {"config", "seeds", "settings", "variants"}
+SHAPES = {
+    "config": str,
+    "seeds": Annotated[list[int], msgspec.Meta(min_length=1)],
+    "settings": str | None,
+    "variants": Annotated[dict[str, str | None], msgspec.Meta(min_length=1)],
+}
+EXPECTED = {
+    "config": "the name of a TOML file",
+    "seeds": "a list of whole numbers, e.g. [0, 1, 2]",
+    "settings": "words of a command line, e.g. --run.updates 24",
+    "variants": "a name for each, with words of a command line after it",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +88,13 @@ def main(argv: list[str]) -> int:
     try:
         file, jobs = read_comparison(arguments.comparison, arguments.only)
         output_file(arguments.json)
+        asked = {job: asked_of(job, file, arguments) for job in jobs}
+        for job, config in asked.items():
+            refuse_another_run(job, config)
         start = time.monotonic()
-        for job in jobs:
+        for config in asked.values():
             if time.monotonic() - start < arguments.for_s:
-                take(job, file, arguments)
+                take(config, arguments.nproc)
         report(jobs, arguments)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -82,21 +102,25 @@ def main(argv: list[str]) -> int:
     except JobFailed as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except JobStopped as stop:
+        return keep(stop, jobs, arguments)
     return 0
+
+
+def keep(stop: JobStopped, jobs: list[Job], arguments: Arguments) -> int:
+    """Report what the runs have learnt until they were stopped; the exit status."""
+    try:
+        report(jobs, arguments)
+        told = f"what the runs have learnt so far is in {arguments.json}"
+    except UserError as error:
+        told = error.seen
+    print(f"{stop}: {told}; the same command goes on in {arguments.folder}", file=sys.stderr)
+    return stop.status(kept=True)
 
 
 def read_comparison(file: Path, only: str) -> tuple[Path, list[Job]]:
     """The configuration and the jobs, all variants of a seed together."""
-    try:
-        table = yaml.safe_load(file.read_text()) if file.is_file() else None
-    except yaml.YAMLError as error:
-        raise UserError(f"{file}: {' '.join(str(error).split())}", expected="YAML", remedy="mend that line") from None
-    if not isinstance(table, dict) or set(table) - NAMES or not {"config", "variants"} <= set(table):
-        raise UserError(
-            f"{file}: {sorted(table) if isinstance(table, dict) else 'no such table'}",
-            expected=f"a YAML file with {', '.join(sorted(NAMES))}",
-            remedy="write one like examples/learning/group_size.yaml",
-        )
+    table = _table(file)
     wanted = [name.strip() for name in only.split(",") if name.strip()] or list(table["variants"])
     if missing := [name for name in wanted if name not in table["variants"]]:
         raise UserError(
@@ -104,9 +128,7 @@ def read_comparison(file: Path, only: str) -> tuple[Path, list[Job]]:
             expected=f"some of {', '.join(table['variants'])}",
             remedy="name those of the file",
         )
-    common, seeds = str(table.get("settings") or ""), table.get("seeds", [0])
-    if not isinstance(seeds, list):
-        raise UserError(f"{file}: seeds: {seeds!r}", expected="a list", remedy=f"write seeds: [{seeds}]")
+    common, seeds = table.get("settings") or "", table.get("seeds", [0])
     jobs = [
         Job(
             variant=variant,
@@ -118,6 +140,29 @@ def read_comparison(file: Path, only: str) -> tuple[Path, list[Job]]:
         for variant in wanted
     ]
     return _config(file, table["config"]), jobs
+
+
+def _table(file: Path) -> dict:
+    """What the YAML says, its parts of the types that `SHAPES` names."""
+    like = "write one like examples/learning/group_size.yaml"
+    try:
+        table = yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}", expected="a YAML file", remedy=like) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: {' '.join(str(error).split())}", expected="YAML", remedy="mend that line") from None
+    if not isinstance(table, dict) or set(table) - set(SHAPES) or not {"config", "variants"} <= set(table):
+        raise UserError(
+            f"{file}: {', '.join(map(str, table)) if isinstance(table, dict) else 'no names with values'}",
+            expected=f"a YAML file with {', '.join(SHAPES)}",
+            remedy=like,
+        )
+    for name, value in table.items():
+        try:
+            msgspec.convert(value, SHAPES[name])
+        except msgspec.ValidationError as error:
+            raise UserError(f"{file}: {name}: {value!r} ({error})", expected=EXPECTED[name], remedy=like) from None
+    return table
 
 
 def _config(file: Path, name: str) -> Path:
@@ -133,17 +178,43 @@ def _config(file: Path, name: str) -> Path:
     return found
 
 
-def take(job: Job, config: Path, arguments: Arguments) -> None:
-    """Train `job` to its end, from where it stands."""
-    folder = RunFolder(arguments.folder.absolute() / job.name)
+def asked_of(job: Job, file: Path, arguments: Arguments) -> Config:
+    """Every setting of `job`, resolved as tools/train.py does."""
+    config = load_config(["--config", str(file), *job.settings], prog=f"learning_curves.py, variant {job.variant}")
+    folder = str(arguments.folder.absolute())
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, name=job.name, folder=folder))
+
+
+def refuse_another_run(job: Job, asked: Config) -> None:
+    """Raise UserError where the folder of `job` holds a run that was not made with the settings `asked`: a name says
+    nothing of what was trained under it."""
+    folder = RunFolder(Path(asked.run.folder) / asked.run.name)
+    if not (folder.policy.exists() or folder.checkpoints.exists() or folder.metrics.exists()):
+        return
+    if not folder.config.is_file():
+        seen = f"{folder.path} holds a run without its settings (config.toml)"
+    else:
+        ignored = {*SILENT} - {"run.updates"}
+        others = [found for found in changes(folder.read_config(), asked) if found[0] not in ignored]
+        if not others:
+            return
+        told = "; ".join(f"{name} = {old!r}, and {new!r} is asked for" for name, old, new in others)
+        seen = f"{folder.path} holds a run with {told}"
+    raise UserError(
+        seen,
+        expected=f"no run, or one with the settings that {job.variant}, seed {job.seed}, has here",
+        remedy="give another --folder, or remove that one to train it anew",
+    )
+
+
+def take(asked: Config, nproc: int) -> None:
+    """Train the run `asked` to its end, from where it stands."""
+    folder = RunFolder(Path(asked.run.folder) / asked.run.name)
     if folder.policy.is_dir():
         return
     begun = folder.checkpoints.is_dir() and newest(folder.checkpoints, print) is not None
-    settings = read_config(config)
-    run = dataclasses.replace(
-        settings.run, name=job.name, folder=str(arguments.folder.absolute()), resume=begun, overwrite=not begun
-    )
-    run_job(dataclasses.replace(settings, run=run), ranks=arguments.nproc, settings=job.settings)
+    run = dataclasses.replace(asked.run, resume=begun, overwrite=not begun)
+    run_job(dataclasses.replace(asked, run=run), ranks=nproc)
 
 
 def report(jobs: list[Job], arguments: Arguments) -> None:

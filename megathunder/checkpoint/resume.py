@@ -39,19 +39,19 @@ def find_resumption(config: Config, checkpoints: Path) -> Resumption | None:
     folder = newest(checkpoints, log.warning)
     if folder is None:
         return None
-    changes = list(_changes(read_config(folder / "config.toml"), config))
-    for name, old, new in changes:
+    found = list(changes(read_config(folder / "config.toml"), config))
+    for name, old, new in found:
         if name in FIXED:
             raise ConfigError(
                 f"--run.resume with {name} = {new!r}; {folder} was made with {old!r}",
                 expected="the same: the place in the stream of tasks, or the trained parameters, would mean another",
                 remedy=f"set {name} = {old!r}, or give the run a new --run.name",
             )
-    told = tuple(f"{name}: {old!r} -> {new!r}" for name, old, new in changes if name not in SILENT)
+    told = tuple(f"{name}: {old!r} -> {new!r}" for name, old, new in found if name not in SILENT)
     return Resumption(folder=folder, state=read_state(folder), changed=told)
 
 
-def _changes(old: Config, new: Config) -> Iterator[tuple[str, object, object]]:
+def changes(old: Config, new: Config) -> Iterator[tuple[str, object, object]]:
     """(dotted name, old value, new value) of every setting that differs."""
     before, after = (dict(_flat(dataclasses.asdict(config))) for config in (old, new))
     yield from ((name, before[name], value) for name, value in after.items() if before[name] != value)

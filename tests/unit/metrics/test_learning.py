@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from megathunder.config import Config
 from megathunder.config.checks import check_plan
 from megathunder.config.load import load_config
+from megathunder.coordinator.job import JobStopped
 from megathunder.errors import UserError
 from megathunder.metrics.curves import draw_curves
+from megathunder.metrics.folder import RunFolder, start_run
 from megathunder.metrics.learning import curve_of, draw_learning, summarise
 from megathunder.metrics.row import Salt, Sizing
+from megathunder.metrics.sinks import JsonlSink
 from tests.unit.metrics.made_run import made_row
 from tools import learning_curves
 from tools.learning_curves import read_comparison
@@ -70,16 +76,95 @@ def test_a_comparison_may_lie_anywhere(tmp_path: Path, monkeypatch: pytest.Monke
         read_comparison(file, "")
 
 
-def test_a_job_writes_the_folder_that_is_read_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = []
-    monkeypatch.setattr(learning_curves, "run_job", lambda config, **how: taken.append((config.run, how["settings"])))
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        (None, "No such file"),
+        ("", "no names with values"),
+        ("- 1\n", "no names with values"),
+        ("variants: {a: }\nother: 1\nconfig: x\n", "variants, other, config"),
+        ("config: [\n", "line"),
+        ("config: 5\nvariants: {a: }\n", "config: 5"),
+        ("config: x\nvariants: \n", "variants: None"),
+        ("config: x\nvariants: [a, b]\n", "variants: ['a', 'b']"),
+        ("config: x\nvariants: {a: {run.seed: 1}}\n", "variants: {'a': {'run.seed': 1}}"),
+        ("config: x\nvariants: {a: }\nseeds: 3\n", "seeds: 3"),
+        ("config: x\nvariants: {a: }\nseeds: []\n", "seeds: []"),
+        ("config: x\nvariants: {a: }\nsettings: [--run.seed]\n", "settings: ['--run.seed']"),
+    ],
+)
+def test_a_comparison_that_cannot_be_read_is_refused_by_what_it_says(
+    tmp_path: Path, text: str | None, seen: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "own.yaml"
+    if text is not None:
+        file.write_text(text)
+    assert learning_curves.main([str(file), "--json", str(tmp_path / "out.json")]) == 2
+    said = capsys.readouterr().err
+    assert seen in said and "expected:" in said and "remedy:" in said
+
+
+@pytest.fixture
+def comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A comparison of two variants, and the words of the command that takes it in `tmp_path`."""
     monkeypatch.chdir(ROOT)
-    file = ROOT / "examples/learning/salt.yaml"
-    config, (job, *_) = read_comparison(file, "salt")
-    learning_curves.take(job, config, learning_curves.Arguments(comparison=file, folder=tmp_path))
-    ((run, settings),) = taken
-    assert Path(run.folder) / run.name == tmp_path / job.name and run.overwrite and not run.resume
-    assert settings == job.settings, "a name in these words would be unknown to run_job"
+    file = tmp_path / "own.yaml"
+    file.write_text(
+        "config: examples/shell_grpo.toml\nvariants: {a: --run.updates 2, b: --run.updates 2 --schedule sync}"
+    )
+    return [str(file), "--folder", str(tmp_path / "runs"), "--json", str(tmp_path / "out.json")]
+
+
+class Trained:
+    """Stands for `run_job`: a finished run with an evaluation; stopped in the `stopped`th."""
+
+    def __init__(self, stopped: int = 99) -> None:
+        self.asked, self.stopped = list[Config](), stopped
+
+    def __call__(self, config: Config, *, ranks: int) -> RunFolder:
+        self.asked.append(config)
+        folder = start_run(config)
+        for row in rows(1.0, (0.5,)):
+            JsonlSink(folder.metrics).row(row)
+        if len(self.asked) == self.stopped:
+            raise JobStopped(signal.SIGTERM, folder)
+        folder.policy.mkdir()
+        return folder
+
+
+def test_a_finished_run_is_left_alone_where_its_settings_are_those_asked_for_and_refused_elsewhere(
+    tmp_path: Path, comparison: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = Trained()
+    monkeypatch.setattr(learning_curves, "run_job", trained)
+    assert learning_curves.main(comparison) == 0
+    first, second = trained.asked
+    assert Path(first.run.folder) / first.run.name == tmp_path / "runs" / "own_a_s0"
+    assert first.run.overwrite and not first.run.resume
+    assert (first.schedule, second.schedule) == ("thundersync", "sync")
+    assert learning_curves.main(comparison) == 0 and len(trained.asked) == 2
+    capsys.readouterr()
+
+    file = Path(comparison[0])
+    file.write_text(file.read_text().replace("a: --run.updates 2", "a: --run.updates 3 --learner.learning-rate 0.5"))
+    for more in ([], ["--for-s", "0"]):
+        assert learning_curves.main([*comparison, *more]) == 2 and len(trained.asked) == 2
+        said = capsys.readouterr().err
+        assert "run.updates = 2, and 3 is asked for" in said and "learner.learning_rate" in said
+        assert "--folder" in said and "expected:" in said
+    (tmp_path / "runs" / "own_a_s0" / "config.toml").unlink()
+    assert learning_curves.main(comparison) == 2
+    assert "without its settings" in capsys.readouterr().err
+
+
+def test_a_stopped_comparison_reports_what_was_learnt_and_goes_on(
+    tmp_path: Path, comparison: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(learning_curves, "run_job", Trained(stopped=2))
+    assert learning_curves.main(comparison) == 0
+    said = capsys.readouterr().err
+    assert "stopped by SIGTERM" in said and str(tmp_path / "out.json") in said and "the same command goes on" in said
+    assert [c["variant"] for c in json.loads((tmp_path / "out.json").read_text())["curves"]] == ["a", "b"]
 
 
 def test_the_report_draws_controlled_sizes_and_reweighed_gradients() -> None:
