@@ -16,10 +16,10 @@ import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 from megathunder.rollout.speculation.drafts import NOTHING, Draft
 from megathunder.rollout.speculation.origin import Origin
+from megathunder.rollout.speculation.trajectories import TOKEN, Told, TrajectoryCache
 
 ANCHOR = 2
 DEPTH = 16  # tokens compared backwards
@@ -28,53 +28,12 @@ PLACE_BITS = 32
 ANYBODY = 2
 
 
-@dataclass(slots=True, eq=False)
-class Sequenced:
-    """One trajectory's tokens. `running` counts the requests that append to it."""
-
-    serial: int
-    origin: Origin
-    tokens: array = field(default_factory=lambda: array("q"))
-    running: int = 0
-
-    @property
-    def stamp(self) -> int:
-        """What its places have in common."""
-        return self.serial << PLACE_BITS
-
-
-class PatternCache:
+class PatternCache(TrajectoryCache):
     """`SuffixCache` over an index of token pairs."""
 
     def __init__(self, max_tokens: int) -> None:
-        self._max_tokens = max_tokens
-        self._held: dict[int, Sequenced] = {}  # by serial, oldest first
-        self._by_name: dict[str, Sequenced] = {}
-        self._requests: dict[str, Sequenced] = {}
+        super().__init__(max_tokens)
         self._places: dict[int, int | list[int]] = {}  # by indexed pair; a lone place is no list: most occur once
-        self._serial = 0
-        self._tokens = 0
-
-    @property
-    def tokens(self) -> int:
-        return self._tokens
-
-    def begin(self, request: str, origin: Origin, context: Sequence[int]) -> None:
-        context = array("q", context)
-        known = self._by_name.get(origin.trajectory)
-        if known is None or known.running or context[: len(known.tokens)] != known.tokens:
-            self._serial += 1
-            known = self._held[self._serial] = self._by_name[origin.trajectory] = Sequenced(self._serial, origin)
-        known.running += 1
-        self._requests[request] = known
-        self._append(known, context[len(known.tokens) :])
-
-    def extend(self, request: str, tokens: Sequence[int]) -> None:
-        self._append(self._requests[request], tokens)
-
-    def end(self, request: str) -> None:
-        self._requests.pop(request).running -= 1
-        self._evict()
 
     def draft(self, request: str, limit: int) -> Draft:
         own = self._requests[request]
@@ -87,11 +46,8 @@ class PatternCache:
         kin = [(s.tokens, at) for _, s, at in near if _distance(s.origin, own.origin) == nearest]
         return _vote(kin, longest, limit)
 
-    def _append(self, sequence: Sequenced, tokens: Sequence[int]) -> None:
-        held, places, stamp, within = sequence.tokens, self._places, sequence.stamp, _index(sequence.origin)
-        had = len(held)
-        held.extend(tokens)
-        self._tokens += len(held) - had
+    def _added(self, told: Told, had: int) -> None:
+        held, places, stamp, within = told.tokens, self._places, told.serial << PLACE_BITS, _index(told.origin)
         for at in range(max(had, ANCHOR), len(held)):
             pair = _pair(held[at - 2], held[at - 1])
             for key in (pair, within | pair):
@@ -110,7 +66,7 @@ class PatternCache:
         known = self._places.get(pair, [])
         return [known] if isinstance(known, int) else known
 
-    def _matches(self, own: Sequenced) -> list[tuple[int, Sequenced, int]]:
+    def _matches(self, own: Told) -> list[tuple[int, Told, int]]:
         """(tokens that match backwards, where, position of the token that followed) for the newest places."""
         held = own.tokens
         if len(held) < ANCHOR:
@@ -123,24 +79,14 @@ class PatternCache:
         others = [place for place in self._known(pair)[: -PLACES - 1 : -1] if place not in kin]
         return found + list(self._compared(others, tail))
 
-    def _compared(self, places: Sequence[int], tail: array) -> Iterator[tuple[int, Sequenced, int]]:
+    def _compared(self, places: Sequence[int], tail: array) -> Iterator[tuple[int, Told, int]]:
         for place in places:
             sequence, at = self._held.get(place >> PLACE_BITS), place & ((1 << PLACE_BITS) - 1)
             if sequence is not None and at < len(sequence.tokens):
                 yield _match(sequence.tokens, at, tail), sequence, at
 
-    def _evict(self) -> None:
-        while self._tokens > self._max_tokens:
-            serial = next((s for s, sequence in self._held.items() if not sequence.running), None)
-            if serial is None:
-                return
-            gone = self._held.pop(serial)
-            self._tokens -= len(gone.tokens)
-            if self._by_name.get(gone.origin.trajectory) is gone:
-                del self._by_name[gone.origin.trajectory]
-            self._forget_places(gone.tokens, _index(gone.origin))
-
-    def _forget_places(self, tokens: array, within: int) -> None:
+    def _dropped(self, told: Told) -> None:
+        tokens, within = told.tokens, _index(told.origin)
         pairs = {_pair(tokens[i], tokens[i + 1]) for i in range(len(tokens) - 1)}
         for pair in pairs | {within | pair for pair in pairs}:
             left = [place for place in self._known(pair) if place >> PLACE_BITS in self._held]
@@ -181,7 +127,7 @@ def _distance(theirs: Origin, ours: Origin) -> int:
 def _vote(places: list[tuple[array, int]], match: int, limit: int) -> Draft:
     """Follow the most frequent next token, the newest on a tie, as long as a place goes on."""
     told = Counter(held[at : at + limit].tobytes() for held, at in places)  # siblings often say the same
-    rows = [(array("q", text), count) for text, count in told.items()]
+    rows = [(array(TOKEN, text), count) for text, count in told.items()]
     tokens, paths, path = [], [], 1.0
     for step in range(limit):
         votes: Counter[int] = Counter()

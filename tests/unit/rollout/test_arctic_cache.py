@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 
 import pytest
 
@@ -59,6 +60,21 @@ def test_no_draft_is_longer_than_the_limit_and_paths_only_become_less_likely():
     cache = fill(ArcticCache(10_000), *((origin(f"x{i}", "g"), [*SHARED, 7 if i % 3 else 9, 5, 6]) for i in range(9)))
     found = ask(cache, SHARED, origin("a", "g"), limit=2)
     assert found.tokens == (7, 5) and 1 > found.paths[0] >= found.paths[1] > 0
+
+
+def test_a_trajectory_that_never_had_a_token_is_in_no_tree():
+    cache = ArcticCache(3)
+    for i, tokens in enumerate(([], SHARED)):
+        cache.begin(f"r{i}", origin(f"t{i}", f"g{i}"), tokens)
+        cache.end(f"r{i}")
+    assert cache.tokens == 0 and list(cache._trees) == [EVERYTHING]
+
+
+def test_tokens_come_as_sglang_keeps_them():
+    cache = fill(ArcticCache(99), (origin("x", "g"), [*SHARED, 5, 6]))
+    cache.begin("asks", origin("a", "g"), array("q", SHARED[:2]))
+    cache.extend("asks", array("q", SHARED[2:]))
+    assert cache.draft("asks", 8).tokens == (5, 6)
 
 
 def test_eviction_returns_every_tree():

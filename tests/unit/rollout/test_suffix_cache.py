@@ -6,6 +6,7 @@ import random
 
 from megathunder.rollout.speculation.origin import Origin, read_origin
 from megathunder.rollout.speculation.patterns import PLACES, PatternCache
+from megathunder.rollout.speculation.trajectories import Told, TrajectoryCache
 
 SHARED = [1, 2, 3, 4]
 
@@ -108,6 +109,39 @@ def test_memory_returns_to_nothing_when_everything_is_evicted():
         cache.begin(f"r{i}", origin(f"t{i % 7}"), [rng.randrange(5) for _ in range(rng.randrange(40))])
         cache.end(f"r{i}")
     assert cache.tokens == 0 and not cache._places and not cache._held and not cache._by_name
+
+
+def test_a_cache_is_told_once_of_every_token_that_comes_and_of_every_trajectory_that_goes():
+    class Noted(TrajectoryCache):
+        def __init__(self, max_tokens: int) -> None:
+            super().__init__(max_tokens)
+            self.found: dict[int, list[int]] = {}
+
+        def _added(self, told: Told, had: int) -> None:
+            found = self.found.setdefault(told.serial, [])
+            assert len(found) == had < len(told.tokens)
+            found += told.tokens[had:]
+
+        def _dropped(self, told: Told) -> None:
+            assert not told.running and self.found.pop(told.serial) == told.tokens.tolist()
+
+    rng, cache = random.Random(2), Noted(60)
+    running: list[str] = []
+    for i in range(300):
+        if running and rng.random() < 0.5:
+            cache.end(running.pop(rng.randrange(len(running))))
+        else:
+            name = f"t{rng.randrange(9)}"
+            told = cache._by_name.get(name)
+            goes_on = told.tokens.tolist() if told and rng.random() < 0.7 else []
+            cache.begin(f"r{i}", origin(name), goes_on + [rng.randrange(5) for _ in range(rng.randrange(9))])
+            cache.extend(f"r{i}", [7] * rng.randrange(3))
+            running.append(f"r{i}")
+        assert cache.tokens == sum(map(len, cache.found.values()))
+        assert cache.tokens <= 60 or any(told.running for told in cache._held.values())
+    for request in running:
+        cache.end(request)
+    assert cache.tokens <= 60 and set(cache.found) <= set(cache._held)
 
 
 def test_a_draft_is_what_some_trajectory_had_after_the_same_two_tokens():
