@@ -34,10 +34,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from megathunder.config import Config
+from megathunder.config import Config, sandbox_laws
 from megathunder.config.bounds import numbers_are_in_range
 from megathunder.config.load import load_config
-from megathunder.config.machine import ports_are_free, the_sandbox_is_installed, the_tasks_are_there
+from megathunder.config.machine import ports_are_free, the_tasks_are_there
 from megathunder.config.models import model_folder_is_whole
 from megathunder.errors import ConfigError, MegathunderError, UserError
 from megathunder.evaluation import AttemptLog, Score, score
@@ -52,7 +52,7 @@ from megathunder.metrics.row import read_rows
 from megathunder.tasks import Task, heldout_tasks
 
 GENERATED = ("shell", "math")
-LAWS = (numbers_are_in_range, the_sandbox_is_installed, the_tasks_are_there, ports_are_free)
+LAWS = (numbers_are_in_range, *sandbox_laws.ALL, the_tasks_are_there, ports_are_free)
 LEAST_SAMPLING = 1e-3  # below this temperature attempts are copies of each other
 
 

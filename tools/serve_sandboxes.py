@@ -20,7 +20,8 @@ from aiohttp import web
 
 from megathunder.config import Config
 from megathunder.config.load import load_config
-from megathunder.config.machine import LOOPBACK, the_sandbox_is_installed
+from megathunder.config.machine import LOOPBACK
+from megathunder.config.sandbox_laws import containers_can_be_asked_for, the_sandbox_is_installed
 from megathunder.errors import ConfigError, UserError
 from megathunder.sandbox import SandboxPool
 from megathunder.sandbox.serving import SandboxServer
@@ -58,6 +59,7 @@ def check(config: Config, host: str) -> None:
             remedy="set --sandbox.api_key, or --host 127.0.0.1",
         )
     the_sandbox_is_installed(config)
+    containers_can_be_asked_for(config)
 
 
 async def serve(config: Config, host: str, port: int) -> int:

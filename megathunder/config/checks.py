@@ -1,16 +1,16 @@
 """Every check across rooms that needs no engine: `check(config)` runs them in order before anything expensive starts.
 
 A law is a function from the configuration to None that raises ConfigError (seen, expected, remedy). Laws read only
-configuration files, the process's core set and the file system: well under a second together. Call `check` once, in
-the process that starts the others, before the run folder is made; for a plan `check_plan`, which asks nothing of this
-machine and needs no weights.
+configuration files, the process's core set and the file system, and ask a Docker daemon or sandbox servers, where there
+should be some, whether they are there: well under a second together. Call `check` once, in the process that starts the
+others, before the run folder is made; for a plan `check_plan`, which asks nothing of this machine and needs no weights.
 """
 
 from __future__ import annotations
 
 import os
 
-from megathunder.config import comparison_laws, machine, meaning, models, speculation_laws
+from megathunder.config import comparison_laws, machine, meaning, models, sandbox_laws, speculation_laws
 from megathunder.config.bounds import numbers_are_in_range
 from megathunder.config.pass_through import passed_names_exist
 from megathunder.config.root import Config
@@ -40,8 +40,8 @@ LAWS_OF_SETTINGS = (
 LAWS_OF_THE_MACHINE = (
     machine.the_run_folder_is_free,
     models.model_folders_are_whole,
-    machine.the_sandbox_is_installed,
-    machine.containers_can_be_asked_for,
+    sandbox_laws.the_sandbox_is_installed,
+    sandbox_laws.containers_can_be_asked_for,
     machine.the_harness_is_there,
     machine.the_tasks_are_there,
     machine.wandb_is_installed,
@@ -54,6 +54,7 @@ LAWS_OF_THE_MACHINE = (
     machine.servers_are_not_open_to_the_network,
     machine.ports_are_free,
     machine.the_shared_folder_can_be_written,
+    sandbox_laws.the_sandboxes_answer,
 )
 LAWS = LAWS_OF_SETTINGS + LAWS_OF_THE_MACHINE
 
@@ -61,8 +62,9 @@ OF_SAMPLING = frozenset(
     (
         meaning.tasks_are_of_known_kinds,
         meaning.the_batch_fits_the_tasks,
-        machine.the_sandbox_is_installed,
-        machine.containers_can_be_asked_for,
+        sandbox_laws.the_sandbox_is_installed,
+        sandbox_laws.containers_can_be_asked_for,
+        sandbox_laws.the_sandboxes_answer,
         machine.the_harness_is_there,
         machine.the_tasks_are_there,
         machine.the_router_is_installed,

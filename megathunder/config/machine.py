@@ -1,15 +1,13 @@
-"""Laws on the machine a run starts on: sandbox, cores, devices, ports, folders. Called by `checks.py`."""
+"""Laws on the machine a run starts on: cores, devices, ports, folders. Called by `checks.py`."""
 
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import socket
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from megathunder.config.kernels import adam_of, layers_of
 from megathunder.config.root import Config
@@ -29,47 +27,6 @@ GPU_MEMORY_GIB = {
 """What the driver reports as the total of one GPU, rounded down (80 GB models of the A100 and H100)."""
 PYTHON = "/usr/bin/python3"  # what sandboxes have
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-
-
-def the_sandbox_is_installed(config: Config) -> None:
-    if config.sandbox.backend == "bubblewrap" and shutil.which("bwrap") is None:
-        raise ConfigError(
-            "sandbox.backend = 'bubblewrap', and no `bwrap` on PATH",
-            expected="bubblewrap; commands of a policy never run on the bare host",
-            remedy="bash tools/setup.sh, or apt-get install bubblewrap",
-        )
-
-
-def containers_can_be_asked_for(config: Config) -> None:
-    """Settings of the other two backends."""
-    sandbox = config.sandbox
-    if sandbox.backend == "docker":
-        if find_spec("docker") is None:
-            raise ConfigError(
-                "sandbox.backend = 'docker', and the Docker SDK is not installed",
-                expected="the package docker",
-                remedy="pip install -e .[docker], or set sandbox.backend = 'bubblewrap'",
-            )
-        if not re.fullmatch(r"[1-9]\d*:[1-9]\d*", sandbox.container_user):
-            raise ConfigError(
-                f"sandbox.container_user = {sandbox.container_user!r}",
-                expected="uid:gid as numbers, neither of them 0",
-                remedy="set sandbox.container_user = '1000:1000'",
-            )
-    if sandbox.backend == "remote":
-        if not sandbox.urls:
-            raise ConfigError(
-                "sandbox.backend = 'remote' with no sandbox.urls",
-                expected="addresses of sandbox servers",
-                remedy="start tools/serve_sandboxes.py where sandboxes should run, and set sandbox.urls",
-            )
-        exposed = [url for url in sandbox.urls if urlsplit(url).hostname not in LOOPBACK]
-        if exposed and not sandbox.api_key:
-            raise ConfigError(
-                f"sandbox.urls names {exposed[0]} with no sandbox.api_key",
-                expected="a key for servers that others can reach too",
-                remedy="set sandbox.api_key to the key that the servers were started with",
-            )
 
 
 def the_harness_is_there(config: Config) -> None:

@@ -25,6 +25,7 @@ from docker.types import Ulimit
 from requests.exceptions import RequestException
 
 from megathunder.config.sandbox import SandboxConfig
+from megathunder.config.sandbox_laws import ask_daemon, daemon_settings
 from megathunder.errors import InfrastructureFailure, IsolationError
 from megathunder.sandbox.bubblewrap import ENVIRONMENT, MB, ROOT_FOLDERS, SCRATCH_MB, SHARED_MEMORY_MB, test_runner
 from megathunder.sandbox.interface import ExecResult, Member
@@ -73,10 +74,7 @@ class DockerBackend:
     def client(self) -> docker.APIClient:
         """Connected on first use. Raises DockerException."""
         if self._client is None:
-            settings = docker.utils.kwargs_from_env()
-            if self.config.docker_host:
-                settings["base_url"] = self.config.docker_host
-            size = 4 * self.config.max_open + 16
+            settings, size = daemon_settings(self.config), 4 * self.config.max_open + 16
             self.used = True
             self._client = docker.APIClient(version="auto", timeout=CALL_S, max_pool_size=size, **settings)
         return self._client
@@ -90,22 +88,7 @@ class DockerBackend:
 
     async def probe(self) -> None:
         """A daemon, the image, and one container that tries what must not work."""
-        try:
-            await self.call(lambda: self.client.ping())
-        except InfrastructureFailure as failure:
-            raise IsolationError(
-                f"no Docker daemon at {self.config.docker_host or 'DOCKER_HOST or the usual socket'}: {failure}",
-                expected="a running daemon; commands of a policy never run on the bare host",
-                remedy="start dockerd, set sandbox.docker_host, or set sandbox.backend = 'bubblewrap'",
-            ) from failure
-        try:
-            await self.call(lambda: self.client.inspect_image(self.config.image))
-        except InfrastructureFailure as failure:
-            raise IsolationError(
-                f"the daemon has no image {self.config.image}: {failure}",
-                expected="the image, already pulled: a run pulls nothing",
-                remedy=f"docker pull {self.config.image}, or set sandbox.image",
-            ) from failure
+        await asyncio.get_running_loop().run_in_executor(self._threads, ask_daemon, self.config)
         sandbox = self.make(0, "")
         try:
             await sandbox.start()

@@ -12,7 +12,7 @@ import pytest
 
 from megathunder.config import speculation_laws
 from megathunder.config.checks import check, notes
-from megathunder.errors import ConfigError
+from megathunder.errors import ConfigError, UserError
 from tests.unit.config.config_cases import change, legal, model_folder
 
 PLAIN = ("thundersync", "thundersync+plain_rollouts")
@@ -183,6 +183,27 @@ def test_no_bubblewrap_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match="bwrap") as refused:
         check(legal(tmp_path), ranks=1)
     assert "apt-get install bubblewrap" in refused.value.remedy
+
+
+def test_a_daemon_or_a_sandbox_server_that_does_not_answer_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    started, absent = time.monotonic(), f"unix://{tmp_path}/none.sock"
+    (tmp_path / "recorded" / "trajectories").mkdir(parents=True)
+    (tmp_path / "recorded" / "trajectories" / "update_00000.jsonl").touch()  # a replay has no sandbox and asks for none
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        for settings, seen, remedy in (
+            ({"backend": "docker", "docker_host": absent}, f"no Docker daemon at {absent}", "start dockerd"),
+            ({"backend": "docker", "docker_host": "tcp://127.0.0.1:no"}, "no Docker daemon at tcp", "docker_host"),
+            ({"backend": "remote", "urls": (url,)}, f"{url!r} was not reached", "serve_sandboxes.py"),
+            ({"backend": "remote", "urls": ("127.0.0.1:7070",), "api_key": "k"}, "was not reached", "sandbox.urls"),
+        ):
+            config = change(legal(tmp_path), **{f"sandbox__{name}": value for name, value in settings.items()})
+            with pytest.raises(UserError) as refused:
+                check(config, ranks=1)
+            assert seen in refused.value.seen and remedy in refused.value.remedy
+            check(change(config, replay__run=str(tmp_path / "recorded"), run__evaluate_every=0), ranks=1)
+    assert time.monotonic() - started < 5
 
 
 def test_wandb_that_is_not_installed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

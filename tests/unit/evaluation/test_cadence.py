@@ -145,6 +145,9 @@ def test_runs_whose_settings_give_other_tasks_are_refused_before_a_server_is_sta
         raise AssertionError("a server was started")
 
     monkeypatch.setattr(evaluate, "open_session", never)
+    daemon = ("--sandbox.backend", "docker", "--sandbox.docker-host", f"unix://{tmp_path}/none.sock")
+    single = ("--checkpoint", STUDENT, "--tasks", "shell", "--json", tmp_path / "one.json")
+    assert "no Docker daemon" in refused(capsys, *single, *daemon)
     monkeypatch.setattr(evaluate, "LAWS", ())
     folders = [
         made_folder(
