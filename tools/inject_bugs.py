@@ -5,7 +5,9 @@
 
 Every folder of --repos is a repository with tests that pass. A fault is one change of one expression (comparison,
 arithmetic, constant, boolean, condition, call of min/max, slice bound); at least one test must fail because of it and
-at least one must still pass. Faults that break the same tests in the same function are made once.
+at least one must still pass. Faults that break the same tests in the same function are made once. Verdicts are kept
+beside --out until it is written, so that an interrupted run goes on.
+Exit status: 0 done, 1 failed, 2 the input or an option must be mended (no task made included), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ from __future__ import annotations
 import argparse
 import ast
 import asyncio
-import difflib
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -24,12 +26,13 @@ from pathlib import Path
 import msgspec
 
 from megathunder.config.sandbox import SandboxConfig
-from megathunder.errors import MegathunderError, UserError
-from megathunder.evaluation.validation import validate_instance
+from megathunder.errors import INTERRUPTED, MegathunderError, UserError
+from megathunder.evaluation.validation import Verdict, Verdicts, validate_instance
 from megathunder.metrics.output import output_file
 from megathunder.sandbox import SandboxPool
-from megathunder.tasks.protected import is_protected
-from megathunder.tasks.swe import Instance, repository_files
+from megathunder.tasks.patch import make_patch
+from megathunder.tasks.protected import is_protected, is_test_file
+from megathunder.tasks.swe import Instance, repository_files, to_task
 
 BUDGET_S = 20.0
 AT_ONCE = 4
@@ -60,74 +63,125 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--each", type=int, default=9, help="tasks a repository")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(argv)
+    kept = options.out.with_name(f".{options.out.name}.verdicts")
     try:
-        _check(options.repos)
+        names = check(options.repos, options.each)
         output_file(options.out)
-        instances = asyncio.run(make(options.repos, options.each, options.seed))
-    except MegathunderError as error:
+        work = make(options.repos, names, options.each, options.seed, Verdicts(output_file(kept)))
+        instances, left_out = asyncio.run(work)
+        kept.unlink(missing_ok=True)
+        if not instances:
+            raise nothing(options.repos, names, left_out)
+        options.out.write_bytes(b"".join(msgspec.json.encode(instance) + b"\n" for instance in instances))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (MegathunderError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    options.out.write_bytes(b"".join(msgspec.json.encode(instance) + b"\n" for instance in instances))
+    except KeyboardInterrupt:
+        print(f"interrupted: verdicts so far are in {kept}, and the same command goes on from there", file=sys.stderr)
+        return INTERRUPTED
     print(f"{len(instances)} tasks in {options.out}")
+    if options.out.parent.resolve() != options.repos.parent.resolve():
+        print(f"note: tasks.path names one folder; put {options.out} beside {options.repos} before it is named")
     return 0
 
 
-def _check(repos: Path) -> None:
-    if repos.name != "repos" or not repos.is_dir():
+def check(repos: Path, each: int) -> list[str]:
+    """The names of the repositories; UserError where there is nothing to make tasks from."""
+    found = sorted(p.name for p in repos.iterdir() if p.is_dir()) if repos.is_dir() else []
+    if repos.name != "repos" or not found:
+        seen = "a file" if repos.is_file() else "no such folder"
+        if repos.is_dir():
+            seen = "it holds no folder" if repos.name == "repos" else "no folder called repos"
         raise UserError(
-            f"--repos {repos}: {'no folder called repos' if repos.is_dir() else 'no such folder'}",
+            f"--repos {repos}: {seen}",
             expected="a folder called repos that holds a folder for each repository",
             remedy="put them there; tasks and repos/ lie in one folder, which is what tasks.path names",
         )
+    if each < 1:
+        raise UserError(f"--each {each}", expected="at least one task a repository", remedy="for example --each 9")
+    return found
 
 
-async def make(repos: Path, each: int, seed: int) -> list[dict[str, object]]:
-    """Valid instances of every repository."""
-    pool = SandboxPool(SandboxConfig(warm=AT_ONCE, max_running=AT_ONCE))
+def nothing(repos: Path, names: list[str], left_out: Counter[str]) -> UserError:
+    """The error where no fault makes a task, because of `left_out`."""
+    return UserError(
+        f"no fault of the {len(names)} repositories in {repos} makes a task: {', '.join(left_out)}",
+        expected="repositories of Python modules with tests that pass, and that fail where an expression is wrong",
+        remedy="python -m pytest in each folder shows how its tests end; see examples/tasks/swe/repos",
+    )
+
+
+async def make(
+    repos: Path, names: list[str], each: int, seed: int, verdicts: Verdicts
+) -> tuple[list[dict[str, object]], Counter[str]]:
+    """Valid instances of every repository, and why other faults make none."""
+    pool, left_out = SandboxPool(SandboxConfig(warm=AT_ONCE, max_running=AT_ONCE)), Counter[str]()
     await pool.start()
     try:
         found = []
-        for repo in sorted(p.name for p in repos.iterdir() if p.is_dir()):
-            made = await of_repository(repos.parent, repo, each, random.Random(f"{seed}/{repo}"), pool)
-            print(f"{repo}: {len(made)} tasks", flush=True)
+        for repo in names:
+            work = Work(folder=repos.parent, repo=repo, pool=pool, verdicts=verdicts)
+            made, reasons = await of_repository(work, each, random.Random(f"{seed}/{repo}"))
+            why = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common(3))
+            print(f"{repo}: {len(made)} tasks{f'; left out: {why}' if why else ''}", flush=True)
             found += made
-        return found
+            left_out += reasons
     finally:
         await pool.close()
+    return found, left_out
 
 
-async def of_repository(
-    folder: Path, repo: str, each: int, rng: random.Random, pool: SandboxPool
-) -> list[dict[str, object]]:
-    """Up to `each` instances of one repository."""
-    files = repository_files(folder, repo, "")
-    candidates = [f for p in files if p.endswith(".py") and not is_protected(p) for f in faults(p, files[p])]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One repository of `folder`/repos, and where its faults are tried."""
+
+    folder: Path
+    repo: str
+    pool: SandboxPool
+    verdicts: Verdicts
+
+    async def verdict(self, instance: Instance) -> Verdict:
+        content = msgspec.json.encode((instance, to_task(instance, self.folder, 1), BUDGET_S))
+        return await self.verdicts.of(content, lambda: validate_instance(instance, self.folder, self.pool, BUDGET_S))
+
+
+async def of_repository(work: Work, each: int, rng: random.Random) -> tuple[list[dict[str, object]], Counter[str]]:
+    """Up to `each` instances of one repository, and why other faults make none."""
+    files, candidates, reasons = repository_files(work.folder, work.repo, ""), list[Fault](), Counter[str]()
+    for path in (p for p in files if p.endswith(".py") and not is_protected(p)):
+        try:
+            candidates += faults(path, files[path])
+        except (SyntaxError, ValueError) as error:
+            reasons[f"{path} is no Python: {error}"] += 1
+    if not any(is_test_file(path) for path in files):
+        return [], Counter(["there are no tests"])
+    if not candidates and not reasons:
+        reasons["there is no expression to change in a function of a module"] += 1
     rng.shuffle(candidates)
     kept: list[dict[str, object]] = []
     known: set[tuple[str, ...]] = set()
     for start in range(0, len(candidates), AT_ONCE):
         part = candidates[start : start + AT_ONCE]
-        drafts = [draft(repo, fault, files[fault.path]) for fault in part]
-        verdicts = await asyncio.gather(*(validate_instance(d, folder, pool, BUDGET_S) for d in drafts))
+        drafts = [draft(work.repo, fault, files[fault.path]) for fault in part]
+        verdicts = await asyncio.gather(*map(work.verdict, drafts))
         for fault, instance, verdict in zip(part, drafts, verdicts):
             mark = (fault.function, *verdict.fail_to_pass)
-            if not verdict.reason and mark not in known and len(kept) < each:
+            if verdict.reason:
+                reasons[verdict.reason.partition(":")[0]] += 1
+            elif mark not in known and len(kept) < each:
                 known.add(mark)
                 kept.append(finished(instance, verdict.fail_to_pass, verdict.pass_to_pass))
         if len(kept) == each:
             break
-    return kept
+    return kept, reasons
 
 
 def draft(repo: str, fault: Fault, clean: str) -> Instance:
     """The instance of a fault, before its tests are known."""
-    diff = difflib.unified_diff(
-        clean.splitlines(keepends=True),
-        fault.text.splitlines(keepends=True),
-        f"a/{fault.path}",
-        f"b/{fault.path}",
-    )
-    patch = "".join(diff)
+    patch = make_patch(fault.path, clean, fault.text)
     digest = blake2b(patch.encode(), digest_size=4).hexdigest()
     return Instance(
         instance_id=f"{repo}.func_pm_{fault.kind}__{digest}",
@@ -154,13 +208,15 @@ def finished(instance: Instance, broken: tuple[str, ...], whole: tuple[str, ...]
 
 
 def faults(path: str, text: str) -> Iterator[Fault]:
-    """Every single-expression fault of a module."""
-    tree = ast.parse(text)
+    """Every single-expression fault of a module; SyntaxError or ValueError where it is none. What stands inside an
+    f-string has no place of its own in the text before Python 3.12, and is left as it is."""
+    tree = ast.parse(text, path)
     module = Path(path).stem
+    placeless = {part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
     for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
         promise = (ast.get_docstring(function) or "see its callers").split("\n")[0]
         described = f"`{function.name}` in {path} does not do what it says: {promise}"
-        for node in ast.walk(function):
+        for node in (n for n in ast.walk(function) if n not in placeless):
             for kind, changed in changes(node):
                 broken = replaced(text, node, changed)
                 yield Fault(

@@ -13,34 +13,42 @@ run, SWE-smith: tests before and after the fault; at least one fails because of 
 run, terminal:  doing nothing earns no full reward, the reference solution earns it.
 OUT gets train and dev (5 % by repository or family), report.json with the reason for every task left out, and
 verdicts.jsonl: verdicts by content, so that a second or an interrupted run does not run anything again.
+Exit status: 0 done, 1 failed, 2 the input or an option must be mended (no task left included), 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
 
 from megathunder.config.sandbox import SandboxConfig
-from megathunder.errors import InfrastructureFailure, MegathunderError, UserError
-from megathunder.evaluation.validation import Verdict, validate_instance, validate_terminal
+from megathunder.errors import INTERRUPTED, InfrastructureFailure, MegathunderError, UserError
+from megathunder.evaluation.validation import Verdict, Verdicts, validate_instance, validate_terminal
 from megathunder.metrics.output import output_file
 from megathunder.sandbox import SandboxPool
+from megathunder.sandbox.bubblewrap import UIDS_PER_PROCESS
 from megathunder.tasks import Task
 from megathunder.tasks.benchmarks import REPOSITORIES
 from megathunder.tasks.rows import raw_rows
-from megathunder.tasks.swe import Instance, by_repository, instance_files, to_task
+from megathunder.tasks.swe import REPORT, VERDICTS, Instance, by_repository, instance_files, to_task
 from megathunder.tasks.terminal import read_folder, reference, split_folders, task_folders
 
-FORMAT = "2"  # of verdicts: raise it when validation changes
+FORMATS = {
+    "swe-smith": "instances (*.jsonl, *.json or *.parquet) and repos/NAME/ for their repositories",
+    "swe-bench": "instances (*.jsonl, *.json or *.parquet) and repos/NAME/, clones that hold their base_commit",
+    "seta": "NAME/ for each task: task.toml, instruction.md, tests/",
+    "terminal": "NAME/ for each task: task.toml and instruction.md, or task.yaml; tests/",
+}
+MOST_AT_ONCE = (UIDS_PER_PROCESS - 2) // 9  # of the sandboxes that a pool has for so many: 2 x 4 open, 1 warm
 SEPARATION = (
     "No task of a repository or id listed as a benchmark's is kept. This does not prove that no text of a benchmark "
     "occurs in a task: copies under other names, forks, and what a pretrained model has read are not looked for."
@@ -59,32 +67,10 @@ class Report:
         print(f"{name:10s} {count}", flush=True)
 
 
-class Verdicts:
-    """Verdicts by content, kept in a file as they are reached."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._known = path, dict[str, Verdict]()
-        for line in path.read_bytes().splitlines() if path.exists() else ():
-            try:
-                key, verdict = msgspec.json.decode(line, type=tuple[str, Verdict])
-            except msgspec.DecodeError:
-                continue  # cut off when a run was interrupted
-            self._known[key] = verdict
-
-    async def of(self, content: bytes, run: Callable[[], Awaitable[Verdict]]) -> Verdict:
-        """The verdict on `content`, found by `run` if it is not known."""
-        key = blake2b(FORMAT.encode() + content, digest_size=16).hexdigest()
-        if key not in self._known:
-            self._known[key] = await run()
-            with self._path.open("ab") as file:
-                file.write(msgspec.json.encode((key, self._known[key])) + b"\n")
-        return self._known[key]
-
-
 def main(argv: list[str]) -> int:
-    """Prepare one source; exit status 0, 1 (failed) or 2 (mend the input)."""
+    """Prepare one source; exit status 0, 1 (failed), 2 (mend the input) or 130 (interrupted)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("format", choices=("swe-smith", "swe-bench", "seta", "terminal"))
+    parser.add_argument("format", choices=FORMATS)
     parser.add_argument("--in", dest="source", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--exclude", type=Path, help="file of task ids and repositories to leave out, one a line")
@@ -93,19 +79,85 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     report = Report()
     try:
-        output_file(options.out / "report.json")
+        check(options)
         asyncio.run((instances if options.format.startswith("swe") else terminal)(options, report))
+        write(options, report)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except MegathunderError as error:
+    except (MegathunderError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        told = f"verdicts so far are in {options.out / VERDICTS}, and the same command goes on from there"
+        print(f"interrupted: {told}", file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuse, before anything is read or run, what cannot be prepared from, with or into."""
+    source, out, wanted = options.source, options.out, FORMATS[options.format]
+    swe = options.format.startswith("swe")
+    if not source.is_dir() or (swe and not any((source / name).is_dir() for name in ("repos", "repo"))):
+        seen = "a file" if source.is_file() else "it holds no folder repos" if source.is_dir() else "no such folder"
+        raise UserError(
+            f"--in {source}: {seen}", expected=f"a folder with {wanted}", remedy="name one, or lay it out so"
+        )
+    if not 1 <= options.parallel <= MOST_AT_ONCE or not 0 < options.budget < math.inf:
+        raise UserError(
+            f"--parallel {options.parallel} --budget {options.budget}",
+            expected=f"1 to {MOST_AT_ONCE} tasks at once, and a number of seconds above 0",
+            remedy="for example --parallel 4 --budget 60",
+        )
+    named(options.exclude)
+    places = [source / "repos", source / "repo"] if swe else task_folders(source)
+    if inside := [place for place in places if out.resolve().is_relative_to(place.resolve())]:
+        raise UserError(f"--out {out} lies in {inside[0]}", expected="a folder outside", remedy="name another --out")
+    if not swe:
+        check_folders(out, places)
+    output_file(out / REPORT)
+    for name in (VERDICTS, "train.jsonl", "dev.jsonl") if swe else (VERDICTS, "train/task.toml", "dev/task.toml"):
+        output_file(out / name)
+
+
+def check_folders(out: Path, tasks: Sequence[Path]) -> None:
+    """Tasks in `out`/train and `out`/dev are replaced: they must be those of an earlier run, and not what is read."""
+    for folder in (out / "train", out / "dev"):
+        if any(task.resolve().is_relative_to(folder.resolve()) for task in tasks):
+            seen = f"--in names tasks in {folder}, which is written anew"
+        elif folder.is_dir() and not (out / VERDICTS).exists() and any(map(is_task, folder.iterdir())):
+            seen = f"{folder} holds tasks that this tool has not put there"
+        else:
+            continue
+        raise UserError(seen, expected="a folder that may be replaced", remedy="name another --out")
+
+
+def named(exclude: Path | None) -> set[str]:
+    """The ids and repositories of --exclude."""
+    try:
+        return set(exclude.read_text().split()) if exclude else set()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"--exclude {exclude}: {getattr(error, 'strerror', None) or error}",
+            expected="a text file of task ids and repositories, one a line",
+            remedy="write one, or leave the option out",
+        ) from None
+
+
+def write(options: argparse.Namespace, report: Report) -> None:
+    """The report; raises UserError where no task is left."""
     written = {"stages": report.kept, "separation": SEPARATION, "left_out": report.left_out}
-    (options.out / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(written), indent=1))
+    (options.out / REPORT).write_bytes(msgspec.json.format(msgspec.json.encode(written), indent=1))
     for reason, count in Counter(r.partition(":")[0] for r in report.left_out.values()).most_common(8):
         print(f"  left out: {count:5d}  {reason}")
-    return 0
+    if not report.kept["train"] + report.kept["dev"]:
+        often = "".join(f"; most often: {reason}" for reason, _ in Counter(report.left_out.values()).most_common(1))
+        raise UserError(
+            f"none of the {report.kept['read']} tasks read from {options.source} is left{often}",
+            expected=f"a sound task of the format {options.format}: {FORMATS[options.format]}",
+            remedy=f"{options.out / REPORT} has the reason for every task",
+        )
 
 
 async def instances(options: argparse.Namespace, report: Report) -> None:
@@ -115,22 +167,24 @@ async def instances(options: argparse.Namespace, report: Report) -> None:
     found = []
     for number, row in enumerate(rows):
         try:
-            found.append(msgspec.convert(row, Instance))
+            instance = msgspec.convert(row, Instance)
         except msgspec.ValidationError as error:
             report.left_out[f"row {number}"] = f"schema: {error}"
+            continue
+        if options.format == "swe-bench" and not instance.is_bench:
+            report.left_out[instance.instance_id] = "schema: it has no base_commit, as a SWE-bench instance has"
+        else:
+            found.append(instance)
     report.stage("schema", len(found))
     described = [i for i in found if i.problem_statement.strip()]
     report.left_out.update({i.instance_id: "statement: it is empty" for i in found if i not in described})
     report.stage("statement", len(described))
     found = described
-    if options.format == "swe-smith":
-        found = separate(
-            found, lambda i: (i.instance_id, i.repository, i.repository.rpartition(".")[0]), options, report
-        )
+    found = separate(found, lambda i: (i.instance_id, i.repository, i.repository.rpartition(".")[0]), options, report)
     found = once(found, lambda i: i.instance_id, lambda i: f"{i.repo}\0{i.patch}", report)
 
     async def verdict(instance: Instance, pool: SandboxPool, verdicts: Verdicts) -> Verdict:
-        content = msgspec.json.encode((instance, to_task(instance, options.source, 1)))
+        content = msgspec.json.encode((instance, to_task(instance, options.source, 1), options.budget))
         return await verdicts.of(content, lambda: validate_instance(instance, options.source, pool, options.budget))
 
     found = await validated(found, lambda i: i.instance_id, verdict, options, report)
@@ -139,8 +193,9 @@ async def instances(options: argparse.Namespace, report: Report) -> None:
         text = b"".join(msgspec.json.encode(instance) + b"\n" for instance in part)
         (options.out / f"{name}.jsonl").write_bytes(text)
         report.stage(name, len(part))
-    if options.out.resolve() != options.source.resolve():
-        shutil.copytree(options.source / "repos", options.out / "repos", dirs_exist_ok=True)
+    for name in ("repos", "repo"):
+        if (options.source / name).is_dir() and options.out.resolve() != options.source.resolve():
+            shutil.copytree(options.source / name, options.out / name, symlinks=True, dirs_exist_ok=True)
 
 
 async def terminal(options: argparse.Namespace, report: Report) -> None:
@@ -160,7 +215,7 @@ async def terminal(options: argparse.Namespace, report: Report) -> None:
     async def verdict(pair: tuple[Path, Task], pool: SandboxPool, verdicts: Verdicts) -> Verdict:
         folder, task = pair
         solution = reference(folder)
-        content = msgspec.json.encode((task, solution.script if solution else ""))
+        content = msgspec.json.encode((task, solution.script if solution else "", options.budget))
         return await verdicts.of(content, lambda: validate_terminal(task, solution, pool, options.budget))
 
     found = await validated(found, lambda pair: pair[1].id, verdict, options, report)
@@ -169,16 +224,21 @@ async def terminal(options: argparse.Namespace, report: Report) -> None:
         (options.out / name).mkdir(exist_ok=True)
         names = {folder.name for folder in part}
         for old in (options.out / name).iterdir():  # of an earlier run with other verdicts
-            if old.name not in names and any((old / file).is_file() for file in ("task.toml", "task.yaml")):
+            if old.name not in names and is_task(old):
                 shutil.rmtree(old)
         for folder in part:
             shutil.copytree(folder, options.out / name / folder.name, dirs_exist_ok=True)
         report.stage(name, len(part))
 
 
+def is_task(folder: Path) -> bool:
+    """Whether a terminal task lies there."""
+    return any((folder / file).is_file() for file in ("task.toml", "task.yaml"))
+
+
 def separate(items: Sequence, names: Callable, options: argparse.Namespace, report: Report) -> list:
-    """Those that no benchmark and no line of --exclude names."""
-    excluded = REPOSITORIES | set(options.exclude.read_text().split() if options.exclude else ())
+    """Those that no line of --exclude names, and no benchmark, but where that is what is prepared."""
+    excluded = named(options.exclude) | (REPOSITORIES if options.format != "swe-bench" else set())
     kept = [item for item in items if not excluded & set(names(item))]
     report.left_out.update({names(i)[0]: "benchmark: its id or repository is excluded" for i in items if i not in kept})
     report.stage("benchmark", len(kept))
@@ -202,7 +262,7 @@ async def validated(
     items: Sequence, name: Callable, verdict: Callable, options: argparse.Namespace, report: Report
 ) -> list:
     """Those that run as they should; --parallel of them at once."""
-    verdicts, places = Verdicts(options.out / "verdicts.jsonl"), asyncio.Semaphore(options.parallel)
+    verdicts, places = Verdicts(options.out / VERDICTS), asyncio.Semaphore(options.parallel)
     pool = SandboxPool(
         SandboxConfig(warm=options.parallel, max_open=4 * options.parallel, max_running=options.parallel)
     )

@@ -8,7 +8,8 @@ Called by tools/prepare_data.py and tools/inject_bugs.py. Raises InfrastructureF
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ from megathunder.tasks.swe import Instance, mended, sources_of, to_task
 from megathunder.tasks.terminal import Reference
 
 FULL = 1.0 - 1e-9
+FORMAT = "2"  # of verdicts: raise it when validation changes
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,3 +90,31 @@ async def reward_after(task: Task, script: str, pool: Pool, budget_s: float, set
         return await grade(task, sandbox, "done", pool, budget_s)
     finally:
         await sandbox.close()
+
+
+class Verdicts:
+    """Verdicts by content, kept in a file as they are reached, so that an interrupted validation goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._known = path, dict[str, Verdict]()
+        lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+        for line in lines:
+            try:
+                key, verdict = msgspec.json.decode(line, type=tuple[str, Verdict])
+            except msgspec.DecodeError:
+                continue  # cut off when a run was interrupted
+            self._known[key] = verdict
+        if lines[-1]:
+            self._append(b"")
+
+    async def of(self, content: bytes, run: Callable[[], Awaitable[Verdict]]) -> Verdict:
+        """The verdict on `content`, found by `run` if it is not known."""
+        key = blake2b(FORMAT.encode() + content, digest_size=16).hexdigest()
+        if key not in self._known:
+            self._known[key] = await run()
+            self._append(msgspec.json.encode((key, self._known[key])))
+        return self._known[key]
+
+    def _append(self, line: bytes) -> None:
+        with self._path.open("ab") as file:
+            file.write(line + b"\n")

@@ -1,12 +1,13 @@
 """Unified diffs applied to files in memory, strictly: every context line must be where the diff says.
 
-    apply_patch({path: text}, diff) -> {path: text}        reverse_patch(diff) -> diff
+    apply_patch({path: text}, diff) -> {path: text}        make_patch(path, before, after) -> diff
 
 Called by tasks.swe and the tools that make tasks. Refuses binary patches, renames and hunks that do not fit.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from megathunder.errors import UserError
 
 HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+LINE = re.compile(r"[^\n]*\n|[^\n]+")
 NONE = "/dev/null"
 
 
@@ -34,6 +36,17 @@ class FilePatch:
     hunks: tuple[Hunk, ...]
 
 
+def lines_of(text: str) -> list[str]:
+    """The lines of `text` with their ends, as diff and patch see them: a form feed, say, ends none."""
+    return LINE.findall(text)
+
+
+def make_patch(path: str, before: str, after: str) -> str:
+    """The unified diff from one text of a file to another."""
+    diff = difflib.unified_diff(lines_of(before), lines_of(after), f"a/{path}", f"b/{path}")
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in diff)
+
+
 def apply_patch(files: Mapping[str, str], diff: str) -> dict[str, str]:
     """`files` after `diff`; raises UserError where it does not fit."""
     result = dict(files)
@@ -50,7 +63,7 @@ def apply_patch(files: Mapping[str, str], diff: str) -> dict[str, str]:
 
 def parse_patch(diff: str) -> list[FilePatch]:
     """The files of a diff; `a/` and `b/` are taken off their names."""
-    lines, found, at = diff.splitlines(keepends=True), list[FilePatch](), 0
+    lines, found, at = lines_of(diff), list[FilePatch](), 0
     while at < len(lines):
         if lines[at].startswith(("GIT binary patch", "rename from")):
             raise _misfit(lines[at].strip(), "binary patches and renames are not applied")
@@ -70,11 +83,13 @@ def _hunk(lines: list[str], at: int, match: re.Match[str]) -> tuple[int, Hunk]:
     left, right = (int(match[i] or 1) for i in (2, 4))
     body: list[str] = []
     while at < len(lines) and (left > 0 or right > 0 or lines[at].startswith("\\")):
-        line = lines[at] if lines[at].strip("\n") else " \n"  # some tools strip the blank of an empty context line
+        line = f" {lines[at]}" if lines[at] in ("\n", "\r\n") else lines[at]  # some tools strip an empty context line
         at += 1
-        if line.startswith("\\"):
+        if line.startswith("\\") and body:
             body[-1] = body[-1].removesuffix("\n")
             continue
+        if line[0] not in " -+":
+            raise _misfit(match[0], f"{line.strip()!r} is no line of a hunk")
         left -= line[0] in " -"
         right -= line[0] in " +"
         body.append(line)
@@ -82,7 +97,7 @@ def _hunk(lines: list[str], at: int, match: re.Match[str]) -> tuple[int, Hunk]:
 
 
 def _patched(text: str, patch: FilePatch) -> str:
-    lines, result, at = text.splitlines(keepends=True), list[str](), 0
+    lines, result, at = lines_of(text), list[str](), 0
     for hunk in patch.hunks:
         old = [line[1:] for line in hunk.lines if line[0] in " -"]
         start = max(hunk.start - 1, 0) if old else hunk.start

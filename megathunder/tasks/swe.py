@@ -15,7 +15,6 @@ Called by tasks.source and tools/prepare_data.py. Refuses instances without a re
 from __future__ import annotations
 
 import io
-import json
 import subprocess
 import tarfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -35,8 +34,10 @@ from megathunder.tasks.rows import raw_rows
 from megathunder.tasks.task import RepositoryTests, Task, TaskFile
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
+REPORT, VERDICTS = "report.json", "verdicts.jsonl"  # beside prepared tasks
 HELDOUT_SHARE = 0.05
 MAX_FILE_BYTES = 1 << 20
+GIT = "apt-get install git, or put the files of the commit there without .git"
 PROMPT = (
     "{problem}\n\nThe repository is in {folder}. Reply with one shell command at a time; its output follows. Mend the "
     "sources, not the tests, then reply: submit done"
@@ -68,6 +69,15 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     test_patch: str = ""
     version: str | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("FAIL_TO_PASS", "PASS_TO_PASS"):
+            if _names(getattr(self, name)) is None:
+                raise ValueError(f"{name} is {getattr(self, name)!r:.60}, no list of test names")
+        if self.repository in ("", ".", ".."):
+            raise ValueError(f"repo is {self.repo!r}, which names no repository")
+        if self.base_commit.startswith("-"):
+            raise ValueError(f"base_commit is {self.base_commit!r}, no commit")
+
     @property
     def is_bench(self) -> bool:
         return bool(self.base_commit)
@@ -79,11 +89,11 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fail_to_pass(self) -> tuple[str, ...]:
-        return _names(self.FAIL_TO_PASS)
+        return _names(self.FAIL_TO_PASS) or ()
 
     @property
     def pass_to_pass(self) -> tuple[str, ...]:
-        return _names(self.PASS_TO_PASS)
+        return _names(self.PASS_TO_PASS) or ()
 
 
 def read_repository_tasks(config: TasksConfig) -> tuple[list[Task], list[Task]]:
@@ -101,13 +111,14 @@ def read_repository_tasks(config: TasksConfig) -> tuple[list[Task], list[Task]]:
 
 
 def instance_files(path: Path, name: str = "") -> list[Path]:
-    """The files of instances at `path` whose name is `name` (any, without)."""
+    """The files of instances at `path` whose name is `name` (any, without), but for what a preparation leaves there."""
     if path.is_file():
         return [] if name else [path]
-    found = sorted(p for p in path.glob("*") if p.suffix in SUFFIXES and (p.stem == name if name else True))
+    files = (p for p in path.glob("*") if p.suffix in SUFFIXES and p.is_file() and p.name not in (REPORT, VERDICTS))
+    found = sorted(p for p in files if not name or p.stem == name)
     if not found and not name:
         raise ConfigError(
-            f"tasks.path = {str(path)!r} holds no file of instances",
+            f"{path} holds no file of instances",
             expected=f"a file, or a folder with one, that ends in {', '.join(SUFFIXES)}",
             remedy="write one with tools/prepare_data.py swe-smith, or use examples/tasks/swe",
         )
@@ -211,8 +222,18 @@ def read_repository(folder: Path, name: str, commit: str) -> Repository:
 
 
 def _archived(root: Path, commit: str) -> Iterator[tuple[str, bytes, int]]:
-    """(path, content, mode) of the files of a commit."""
-    archive = subprocess.run(["git", "-C", str(root), "archive", commit], capture_output=True, check=True).stdout
+    """(path, content, mode) of the files of a commit; ConfigError with git's words where it has none."""
+    line = ["git", "-C", str(root), "archive", commit]
+    try:
+        archive = subprocess.run(line, capture_output=True, check=True).stdout
+    except FileNotFoundError:
+        raise ConfigError(f"{root} is a git repository, and there is no git", expected="git", remedy=GIT) from None
+    except subprocess.CalledProcessError as error:
+        raise ConfigError(
+            f"{root} at commit {commit}: {error.stderr.decode(errors='replace').strip()}",
+            expected="a clone that holds the commit",
+            remedy=f"git -C {root} fetch --unshallow, or clone it again",
+        ) from None
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         for member in tar:
             if member.isfile() and member.size <= MAX_FILE_BYTES:
@@ -243,9 +264,12 @@ def _text(data: bytes) -> str | None:
         return None
 
 
-def _names(value: Names) -> tuple[str, ...]:
-    """SWE-bench gives lists as JSON strings."""
-    return tuple(json.loads(value) if isinstance(value, str) else value)
+def _names(value: Names) -> tuple[str, ...] | None:
+    """SWE-bench gives lists as JSON strings; None for another string."""
+    try:
+        return tuple(msgspec.json.decode(value, type=list[str]) if isinstance(value, str) else value)
+    except msgspec.DecodeError:
+        return None
 
 
 def sources_of(paths: Iterable[str]) -> list[str]:

@@ -74,7 +74,7 @@ def task_folders(path: Path) -> list[Path]:
     folders = [p for p in found if (p / "task.toml").is_file() or (p / "task.yaml").is_file()]
     if not folders:
         raise ConfigError(
-            f"tasks.path = {str(path)!r} holds no folder with task.toml or task.yaml",
+            f"{path} holds no folder with task.toml or task.yaml",
             expected="a Harbor, SETA or Terminal-Bench 1 task, or a folder of such tasks",
             remedy="name one, for example examples/tasks/terminal",
         )
@@ -106,12 +106,20 @@ def read_folder(folder: Path, max_turns: int) -> Task:
         grading=TerminalTests(folder=workdir.lstrip("/"), files=tests, command=command, weights=weights),
         max_turns=max_turns,
         request=instruction.strip(),
-        image=str(settings.get("environment", {}).get("docker_image", "")),
+        image=_image(folder, settings),
         folder=workdir,
         setup=f"mkdir -p {' '.join(f'/work/{root}' for root in ROOTS)}",
         agent_limit_s=_limit_s(folder, settings, *AGENT_LIMITS[classic]),
         verifier_limit_s=_limit_s(folder, settings, *VERIFIER_LIMITS[classic]),
     )
+
+
+def _image(folder: Path, settings: dict[str, object]) -> str:
+    environment = settings.get("environment") or {}
+    image = environment.get("docker_image", "") if isinstance(environment, dict) else environment
+    if not isinstance(environment, dict) or not isinstance(image, str):
+        raise _unusable(folder, f"environment is {environment!r}", "a table, its docker_image a text")
+    return image
 
 
 def _limit_s(folder: Path, settings: dict[str, object], *path: str) -> float:
@@ -128,7 +136,7 @@ def reference(folder: Path) -> Reference | None:
     """The solution that comes with a task, if one does."""
     for path in (folder / "solution" / "solve.sh", folder / "solution.sh"):
         if path.is_file():
-            return Reference(script=path.read_text())
+            return Reference(script=_read(path.parent, path.name))
     return None
 
 
@@ -152,7 +160,7 @@ def container_files(build: Path) -> tuple[str, list[TaskFile]]:
         if instruction == "WORKDIR":
             workdir = posixpath.normpath(posixpath.join(workdir, rest.strip()))
         elif instruction in ("COPY", "ADD"):
-            *sources, target = [part for part in shlex.split(rest) if not part.startswith("--")]
+            *sources, target = _words(build, rest)
             for source in sources:
                 files.update((f.path, f) for f in _copied(build, source, posixpath.join(workdir, target)))
         elif instruction == "RUN":
@@ -165,8 +173,21 @@ def container_files(build: Path) -> tuple[str, list[TaskFile]]:
     return workdir, list(files.values())
 
 
+def _words(build: Path, rest: str) -> list[str]:
+    """Sources and target of a COPY or ADD line. Sources are relative to the folder of the Dockerfile, as for a daemon,
+    and lie in it."""
+    try:
+        *sources, target = [part for part in shlex.split(rest) if not part.startswith("--")]
+    except ValueError as error:
+        raise _unusable(build, f"its Dockerfile copies {rest.strip()!r} ({error})", "sources and a target") from None
+    sources = [posixpath.normpath(source).lstrip("/") for source in sources]
+    if not sources or any(source.split("/")[0] == ".." for source in sources):
+        raise _unusable(build, f"its Dockerfile copies {rest.strip()!r}", "files beside it, and a target")
+    return [*sources, target]
+
+
 def _dockerfile(path: Path) -> Iterator[tuple[str, str]]:
-    text = re.sub(r"\\\n", " ", path.read_text())
+    text = re.sub(r"\\\n", " ", _read(path.parent, path.name))
     for line in text.splitlines():
         word, _, rest = line.strip().partition(" ")
         if word and not word.startswith("#"):
@@ -178,7 +199,11 @@ def _copied(build: Path, source: str, target: str) -> Iterator[TaskFile]:
     if origin.is_dir():
         yield from _folder_files(origin, target.strip("/"))
     else:
-        for path in sorted(build.glob(source)):
+        try:
+            found = sorted(build.glob(source))
+        except ValueError as error:
+            raise _unusable(build, f"its Dockerfile copies {source!r} ({error})", "a pattern of names") from None
+        for path in found:
             name = posixpath.join(target, path.name) if target.endswith(("/", "/.")) else target
             yield _file(path, posixpath.normpath(name).lstrip("/"))
 
@@ -212,7 +237,10 @@ def _read(folder: Path, name: str) -> str:
     path = folder / name
     if not path.is_file():
         raise _unusable(folder, f"{name} is missing", name)
-    return path.read_text()
+    try:
+        return path.read_text()
+    except UnicodeDecodeError:
+        raise _unusable(folder, f"{name} is not UTF-8 text", "text") from None
 
 
 def _family(folder: Path) -> str:

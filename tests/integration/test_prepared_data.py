@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+import asyncio
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,17 +16,14 @@ from megathunder.config.tasks import TasksConfig
 from megathunder.errors import ConfigError
 from megathunder.tasks import RepositoryTests, build_source, heldout_tasks
 from megathunder.tasks.swe import read_instances
+from tools import prepare_data
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "examples" / "tasks"
 
 
 def prepare(*arguments: object) -> int:
-    spec = importlib.util.spec_from_file_location("prepare_data_tool", ROOT / "tools" / "prepare_data.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module.main([str(argument) for argument in arguments])
+    return prepare_data.main([str(argument) for argument in arguments])
 
 
 def report(folder: Path) -> dict:
@@ -127,6 +125,7 @@ def test_terminal_tasks_of_each_format_are_validated_with_their_references(tmp_p
     source = build_source(TasksConfig(source="terminal", path=str(tmp_path / "out")))
     kinds = {task.kind for task in [*source.take(5), *source.heldout(9)]}
     assert kinds == {"harbor", "seta", "terminal_bench_1"}
+    assert prepare("terminal", "--in", given, "--out", tmp_path / "out") == 0, "what an earlier run made is replaced"
 
 
 def test_parquet_without_its_package_is_refused_with_the_extra(tmp_path, monkeypatch):
@@ -134,3 +133,97 @@ def test_parquet_without_its_package_is_refused_with_the_extra(tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ConfigError, match=r"pip install -e .\[parquet\]"):
         read_instances(tmp_path / "i.parquet")
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    capsys.readouterr()
+    assert prepare(*words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and "\n  expected: " in said and "\n  remedy:   " in said
+    return said
+
+
+def swe_folder(folder: Path, *lines: str, name: str = "i.jsonl") -> Path:
+    """Instances, and a folder of repositories that holds none of theirs."""
+    (folder / "repos" / "other").mkdir(parents=True)
+    (folder / name).write_text("\n".join(lines))
+    return folder
+
+
+def test_an_input_that_is_none_is_refused_by_what_was_seen(tmp_path, capsys):
+    out = ("--out", tmp_path / "out")
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "file").touch()
+    instance = json.dumps(rows("train.jsonl")[0])
+    for given, seen in (
+        ("missing", "no such folder"),
+        ("file", "a file"),
+        ("bare", "it holds no folder repos"),
+        (swe_folder(tmp_path / "a", name="i.txt"), "holds no file of instances"),
+        (swe_folder(tmp_path / "b", "{}", "{"), "i.jsonl, line 2: "),
+    ):
+        assert seen in refused(capsys, "swe-smith", "--in", tmp_path / given, *out)
+        assert not list((tmp_path / "out").glob("*")), "nothing was written"
+    for given, seen in (
+        (swe_folder(tmp_path / "c", ""), "none of the 0 tasks"),
+        (swe_folder(tmp_path / "d", '{"instance_id": "x"}', "5"), "none of the 2 tasks"),
+        (swe_folder(tmp_path / "e", instance), "run: the repository tiny__clocks is not in"),
+    ):
+        assert seen in refused(capsys, "swe-smith", "--in", tmp_path / given, *out)
+        assert (tmp_path / "out" / "report.json").is_file()
+    assert "it has no base_commit" in refused(capsys, "swe-bench", "--in", tmp_path / "e", *out)
+    for name in ("seta", "terminal"):
+        assert "task.toml" in refused(capsys, name, "--in", tmp_path / "e", *out)
+        assert "no such folder" in refused(capsys, name, "--in", tmp_path / "missing", *out)
+
+
+def test_an_option_or_an_output_that_cannot_work_is_refused_before_anything_is_read(tmp_path, capsys):
+    given = swe_folder(tmp_path / "in", "{")  # reading it would be refused for another reason
+    line = ("swe-smith", "--in", given, "--out", tmp_path / "out")
+    for more, seen in (
+        (("--parallel", 0), "--parallel 0"),
+        (("--parallel", 5000), "1 to 454"),
+        (("--budget", "nan"), "--budget nan"),
+        (("--budget", -1), "--budget -1"),
+        (("--exclude", tmp_path / "none"), "--exclude"),
+    ):
+        assert seen in refused(capsys, *line, *more)
+    assert not (tmp_path / "out").exists()
+    assert "lies in" in refused(capsys, *line[:-1], given / "repos" / "out")
+    for name in ("report.json", "verdicts.jsonl", "train.jsonl"):
+        (tmp_path / name / name).mkdir(parents=True)
+        assert "Is a directory" in refused(capsys, *line[:-1], tmp_path / name)
+
+
+def test_tasks_that_the_tool_did_not_write_are_never_replaced(tmp_path, capsys):
+    task = SHIPPED / "terminal" / "count-words"
+    shutil.copytree(task, tmp_path / "own" / "train" / "mine")
+    shutil.copytree(task, tmp_path / "in" / "other")
+    said = refused(capsys, "terminal", "--in", tmp_path / "in", "--out", tmp_path / "own")
+    assert "tasks that this tool has not put there" in said
+    said = refused(capsys, "terminal", "--in", tmp_path / "own" / "train", "--out", tmp_path / "own")
+    assert "which is written anew" in said
+    assert "lies in" in refused(capsys, "terminal", "--in", tmp_path / "in", "--out", tmp_path / "in" / "other" / "out")
+    assert (tmp_path / "own" / "train" / "mine" / "task.toml").is_file()
+
+
+def test_an_interrupted_preparation_says_so_and_goes_on_from_its_verdicts(smith, tmp_path, monkeypatch, capsys):
+    tried, validate = list[str](), prepare_data.validate_instance
+
+    async def interrupted(instance, *rest):
+        tried.append(instance.instance_id)
+        if len(tried) == 2:
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(60)
+        return await validate(instance, *rest)
+
+    line = ("swe-smith", "--in", smith, "--out", tmp_path, "--parallel", 1)
+    monkeypatch.setattr(prepare_data, "validate_instance", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored behind a shell's &
+    try:
+        assert prepare(*line) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert str(tmp_path / "verdicts.jsonl") in capsys.readouterr().err
+    assert len((tmp_path / "verdicts.jsonl").read_text().splitlines()) == 1
+    assert prepare(*line) == 0 and tried.count(tried[0]) == 1, "its verdict is known"

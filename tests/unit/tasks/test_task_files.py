@@ -15,19 +15,32 @@ from megathunder.config.tasks import TasksConfig
 from megathunder.errors import ConfigError, UserError
 from megathunder.tasks import build_source, heldout_tasks
 from megathunder.tasks.boxed import boxed_reward, last_boxed
-from megathunder.tasks.patch import apply_patch
+from megathunder.tasks.patch import apply_patch, make_patch
 from megathunder.tasks.protected import is_protected
 from megathunder.tasks.repairs import line_edit
-from megathunder.tasks.swe import Instance, by_repository, mended, read_instances, to_task
+from megathunder.tasks.rows import raw_rows
+from megathunder.tasks.swe import Instance, by_repository, instance_files, mended, read_instances, to_task
 from megathunder.tasks.terminal import read_folder, read_weights
 
-LINES = st.lists(st.sampled_from(["a\n", "b\n", "\n", "  c\n"]), max_size=12)
+LINES = st.lists(st.sampled_from(["a\n", "b\n", "\n", "  c\n", "d\x0c\u2028e\n", "f\r\n", "\r\n"]), max_size=12)
+TEXT = st.tuples(LINES, st.sampled_from(["", "end", "\\ no"])).map(lambda pair: "".join(pair[0]) + pair[1])
 
 
 @given(LINES, LINES)
 def test_a_diff_leads_from_one_text_to_the_other(before, after):
     diff = "".join(difflib.unified_diff(before, after, "a/f", "b/f"))
     assert apply_patch({"f": "".join(before)}, diff) == {"f": "".join(after)}
+
+
+@given(TEXT, TEXT)
+def test_a_patch_that_is_made_applies_whatever_ends_the_lines_and_the_text(before, after):
+    assert apply_patch({"f": before}, make_patch("f", before, after)) == {"f": after}
+
+
+@pytest.mark.parametrize("hunk", ["\\ No newline at end of file\n", "x\n", "-x\nx\n"])
+def test_what_is_no_line_of_a_hunk_is_refused(hunk):
+    with pytest.raises(UserError, match="is no line of a hunk"):
+        apply_patch({"n": "x\n"}, f"--- a/n\n+++ b/n\n@@ -1 +1 @@\n{hunk}")
 
 
 def test_files_come_and_go_and_a_hunk_that_does_not_fit_is_refused():
@@ -90,6 +103,97 @@ def test_an_instance_without_a_field_is_named(tmp_path):
         read_instances(tmp_path / "i.json")
 
 
+INSTANCE = {
+    "instance_id": "x",
+    "repo": "a/b",
+    "patch": "",
+    "FAIL_TO_PASS": [],
+    "PASS_TO_PASS": [],
+    "problem_statement": "",
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "seen"),
+    [("FAIL_TO_PASS", "[", "no list of test names"), ("PASS_TO_PASS", "5", "no list of test names")]
+    + [("repo", "a/", "names no repository"), ("repo", "a/..", "names no repository")]
+    + [("base_commit", "--output=/x", "no commit")],
+)
+def test_a_field_that_means_nothing_is_named(tmp_path, field, value, seen):
+    (tmp_path / "i.json").write_text(json.dumps([INSTANCE, INSTANCE | {field: value}]))
+    with pytest.raises(ConfigError, match=f"instance 1: .*{seen}"):
+        read_instances(tmp_path / "i.json")
+
+
+def test_a_commit_that_a_clone_does_not_hold_is_named_with_what_git_says(tmp_path):
+    subprocess.run(["git", "init", "-q", tmp_path / "repos" / "a__b"], check=True)
+    instance = convert(INSTANCE | {"base_commit": "0" * 40}, Instance)
+    with pytest.raises(ConfigError, match=f"a__b at commit {'0' * 40}: fatal"):
+        to_task(instance, tmp_path, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "seen"),
+    [("i.jsonl", b"{}\n\n{,}\n", "i.jsonl, line 3: .*column 2"), ("i.json", b"[\n{,}]", "line 2, column 2")]
+    + [("i.jsonl", b"\xff", "utf-8"), ("i.parquet", b"garbage", "Parquet"), ("i.json", b"", "column 1")],
+)
+def test_a_file_that_cannot_be_read_is_named_with_the_line(tmp_path, name, content, seen):
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=seen):
+        raw_rows(tmp_path / name)
+
+
+def test_other_ends_of_lines_stand_inside_a_text(tmp_path):
+    (tmp_path / "i.jsonl").write_text('{"a": "x\u2028y"}\n', encoding="utf-8")
+    assert raw_rows(tmp_path / "i.jsonl") == [{"a": "x\u2028y"}]
+
+
+def test_what_a_preparation_leaves_beside_its_tasks_is_no_file_of_instances(tmp_path):
+    for name in ("a.jsonl", "report.json", "verdicts.jsonl"):
+        (tmp_path / name).touch()
+    assert [path.name for path in instance_files(tmp_path)] == ["a.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("copied", "paths"),
+    [
+        ("x /app/", ["app/x"]),
+        ("/x /app/", ["app/x"]),
+        ("/etc/hostname /app/", []),
+        ("/ /app", ["app/Dockerfile", "app/x"]),
+    ]
+    + [(copied, None) for copied in ("../secret /app/", "a/../../secret /app/", '"x /app/', "x", "", "**x /app/")],
+)
+def test_a_dockerfile_copies_what_lies_beside_it_and_nothing_else(tmp_path, copied, paths):
+    folder = terminal_folder(tmp_path / "task", "task.toml", "")
+    (tmp_path / "secret").write_text("s")
+    (folder / "environment").mkdir()
+    (folder / "environment" / "x").write_text("1")
+    (folder / "environment" / "Dockerfile").write_text(f"FROM x\nCOPY {copied}\n")
+    if paths is None:
+        with pytest.raises(UserError, match="its Dockerfile copies"):
+            read_folder(folder, 3)
+    else:
+        assert [file.path for file in read_folder(folder, 3).files] == paths, "as for a daemon, / is that folder"
+
+
+@pytest.mark.parametrize("name", ["instruction.md", "task.toml", "environment/Dockerfile", "tests/x"])
+def test_a_file_that_is_no_text_is_named(tmp_path, name):
+    folder = terminal_folder(tmp_path / "task", "task.toml", "")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(b"caf\xe9")
+    with pytest.raises(UserError, match="is not UTF-8 text"):
+        read_folder(folder, 3)
+
+
+@pytest.mark.parametrize("text", ['environment = "x"', "[environment]\ndocker_image = 5"])
+def test_an_environment_that_names_no_image_is_refused(tmp_path, text):
+    with pytest.raises(UserError, match="environment is"):
+        read_folder(terminal_folder(tmp_path / "task", "task.toml", text), 3)
+
+
 def test_a_container_that_must_be_built_is_refused_by_name(tmp_path):
     (tmp_path / "environment").mkdir()
     (tmp_path / "task.toml").write_text("")
@@ -113,7 +217,7 @@ def test_a_task_whose_description_is_broken_is_named(tmp_path, name, text, seen)
 
 def terminal_folder(folder, name, text):
     """A task folder whose settings are `text` in a file `name`."""
-    (folder / "tests").mkdir()
+    (folder / "tests").mkdir(parents=True)
     (folder / "tests" / "test_x.py").write_text("def test_x(): pass\n")
     (folder / "instruction.md").write_text("do it")
     (folder / name).write_text(text)
