@@ -17,7 +17,7 @@
 --target      the pass@k to be reached (default: the highest that every run reaches);  --budget-hours: to score at
               (default: the hours of the shortest run)
 Everything else is a setting as in tools/train.py: --config FILE, --tasks.heldout N, --rollout.urls URL, ...
-Exit status: 0 done, 1 failed, 2 a setting must be mended.
+Exit status: 0 done, 1 failed, 2 a setting must be mended, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from megathunder.config.bounds import numbers_are_in_range
 from megathunder.config.load import load_config
 from megathunder.config.machine import ports_are_free, the_tasks_are_there
 from megathunder.config.models import model_folder_is_whole
-from megathunder.errors import ConfigError, MegathunderError, UserError
+from megathunder.errors import INTERRUPTED, ConfigError, MegathunderError, UserError
 from megathunder.evaluation import AttemptLog, Score, score
 from megathunder.evaluation.alike import refuse_unlike, scored_now, scored_then
 from megathunder.evaluation.cadence import Comparison, Curve, Evaluation, compare, read_evaluations, shared_ks
@@ -59,8 +59,9 @@ LEAST_SAMPLING = 1e-3  # below this temperature attempts are copies of each othe
 def main(argv: list[str]) -> int:
     """Run, print the table and write the JSON file."""
     options, settings = read_arguments(argv)
+    out = Path(options.json)
     try:
-        ks, out = read_ks(options.k, options.attempts), Path(options.json)
+        ks = read_ks(options.k, options.attempts)
         output_file(out)
         if options.runs:
             compare_runs(options, settings, ks, out)
@@ -80,6 +81,9 @@ def main(argv: list[str]) -> int:
     except MegathunderError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(f"interrupted: finished attempts are kept beside {out}; the same command goes on", file=sys.stderr)
+        return INTERRUPTED
     return 0
 
 

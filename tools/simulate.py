@@ -35,6 +35,7 @@ from megathunder.simulator.recorded import read_recorded_run
 from megathunder.simulator.replay import replay
 
 console = Console()
+console.width = max(console.width, 110)  # a file has no width of its own
 SHELL_LENGTHS = Path(__file__).resolve().parent.parent / "results" / "shell_lengths.json"
 """Lengths that runs on the shell tasks recorded."""
 WARM_UP = 4

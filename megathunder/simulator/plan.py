@@ -14,6 +14,7 @@ fits on no split, and an unknown GPU, by name.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ from megathunder.simulator.release_model import (
 
 LEARNER_BYTES_PER_PARAMETER = 18.0
 USABLE_MEMORY = 0.85
+MAY_BE_0 = frozenset(("gpus", "prompt_tokens", "observation_tokens", "tool_s", "spread", "step_s"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +105,9 @@ def gpu_named(name: str) -> Gpu:
 
 
 def plan(request: PlanRequest) -> list[Split]:
-    """Every split that fits, fastest thundersync step first; UserError where none fits."""
+    """Every split that fits, fastest thundersync step first; UserError where none fits, and for a number that is none
+    of its kind."""
+    _refuse_nonsense(request)
     splits = [_split(request, learner) for learner in range(1, request.gpus)]
     fitting = sorted((s for s in splits if s.fits), key=lambda s: s.thundersync_step_s)
     if not fitting:
@@ -114,6 +118,20 @@ def plan(request: PlanRequest) -> list[Split]:
             remedy="add GPUs, take ones with more memory, or train adapters only",
         )
     return fitting
+
+
+def _refuse_nonsense(request: PlanRequest) -> None:
+    for name, value in ((field.name, getattr(request, field.name)) for field in dataclasses.fields(request)):
+        if not isinstance(value, int | float):
+            continue
+        if not 0 <= value < math.inf or (value == 0 and name not in MAY_BE_0):
+            raise UserError(
+                f"{name} is {value:g}",
+                expected=f"a finite number {'not below' if name in MAY_BE_0 else 'above'} 0",
+                remedy=f"give --{name.replace('_', '-')} such a number; --help shows the defaults",
+            )
+    if request.objective not in ("grpo", "opd"):
+        raise UserError(f"objective {request.objective!r}", expected="grpo or opd", remedy="name one of them")
 
 
 def _replica_gpus(request: PlanRequest) -> int:

@@ -14,6 +14,7 @@ import pytest
 
 from megathunder.config.tasks import TasksConfig
 from megathunder.errors import ConfigError
+from megathunder.evaluation.validation import Verdict
 from megathunder.tasks import RepositoryTests, build_source, heldout_tasks
 from megathunder.tasks.swe import read_instances
 from tools import prepare_data
@@ -208,14 +209,14 @@ def test_tasks_that_the_tool_did_not_write_are_never_replaced(tmp_path, capsys):
 
 
 def test_an_interrupted_preparation_says_so_and_goes_on_from_its_verdicts(smith, tmp_path, monkeypatch, capsys):
-    tried, validate = list[str](), prepare_data.validate_instance
+    tried = list[str]()
 
-    async def interrupted(instance, *rest):
+    async def interrupted(instance, *_):
         tried.append(instance.instance_id)
         if len(tried) == 2:
             signal.raise_signal(signal.SIGINT)
             await asyncio.sleep(60)
-        return await validate(instance, *rest)
+        return Verdict(fail_to_pass=("a",), pass_to_pass=("b",))
 
     line = ("swe-smith", "--in", smith, "--out", tmp_path, "--parallel", 1)
     monkeypatch.setattr(prepare_data, "validate_instance", interrupted)
@@ -227,3 +228,4 @@ def test_an_interrupted_preparation_says_so_and_goes_on_from_its_verdicts(smith,
     assert str(tmp_path / "verdicts.jsonl") in capsys.readouterr().err
     assert len((tmp_path / "verdicts.jsonl").read_text().splitlines()) == 1
     assert prepare(*line) == 0 and tried.count(tried[0]) == 1, "its verdict is known"
+    assert prepare(*line, "--budget", 30) == 0 and tried.count(tried[0]) == 2, "but not within another budget"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -163,3 +165,18 @@ def test_runs_whose_settings_give_other_tasks_are_refused_before_a_server_is_sta
     with pytest.raises(AssertionError, match="a server was started"):
         evaluate.main([str(word) for word in (*line, "--tasks.kinds", "read")])
     assert "b was trained with tasks.kinds = ('sum',), evaluated with ('read',)" in capsys.readouterr().out
+
+
+def test_an_interrupted_evaluation_says_where_its_attempts_are(tmp_path, capsys, monkeypatch):
+    async def interrupted(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(30)
+
+    monkeypatch.setattr(evaluate, "scores", interrupted)
+    monkeypatch.setattr(evaluate, "LAWS", ())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored behind a shell's &
+    try:
+        assert evaluate.main(["--checkpoint", str(STUDENT), "--json", str(tmp_path / "one.json")]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert f"kept beside {tmp_path / 'one.json'}" in capsys.readouterr().err

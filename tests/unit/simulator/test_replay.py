@@ -192,6 +192,13 @@ def test_plan_gives_more_gpus_to_the_slower_side_and_refuses_what_does_not_fit()
         plan(replace(request, parameters=70e9, gpu=gpu_named("H100"), gpus=2))
     with pytest.raises(UserError, match="h200"):
         gpu_named("v100")
+    for changes in ({"trajectories": 0}, {"learner_mfu": 0.0}, {"tool_s": -1.0}, {"spread": float("nan")}):
+        ((name, value),) = changes.items()
+        with pytest.raises(UserError, match=f"{name} is {value:g}"):
+            plan(replace(request, **changes))
+    with pytest.raises(UserError, match="grpo or opd"):
+        plan(replace(request, objective="ppo"))
+    assert plan(replace(request, tool_s=0.0, spread=0.0))
 
 
 def test_results_are_written_and_drawn(tmp_path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from megathunder.evaluation.validation import Verdict
+from megathunder.evaluation.validation import Verdict, Verdicts
 from megathunder.tasks.patch import apply_patch
 from tools import inject_bugs
 
@@ -163,3 +163,17 @@ def test_an_interrupted_run_says_where_its_verdicts_are_and_goes_on_from_there(t
     assert inject(*line) == 0
     assert len(tried) == len(set(tried)) == 4, "no fault is tried twice"
     assert not kept.exists() and len((tmp_path / "i.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_verdict_that_follows_one_that_was_cut_off_is_known_the_next_time(tmp_path):
+    asked = []
+
+    async def run() -> Verdict:
+        asked.append(1)
+        return Verdict(reason="unsound")
+
+    file = tmp_path / "v"
+    file.write_text('["cut off')
+    for _ in range(2):
+        assert asyncio.run(Verdicts(file).of(b"content", run)).reason == "unsound"
+    assert len(asked) == 1
