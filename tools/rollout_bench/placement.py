@@ -4,7 +4,8 @@
               and an idle gap before each (exponential, .4 s): synthetic, the same for every policy
     policies  round_robin, least_loaded, session, cache_aware, and sglang_router where its package is installed
 
-Each round runs every policy once, in an order that rotates; caches are flushed before each. One more round before the
+The policy served is made for this: random weights, 512 units, 6 layers (`--hidden`, `--layers`), where a prompt token
+costs what it costs beside a decode step; `--model` serves another. Each round runs every policy once, in an order that rotates; caches are flushed before each. One more round before the
 first is not counted: there, `cache_aware` learns how long trajectories get, as in a run's first update. Reported,
 medians over rounds: wall and server CPU seconds, prompt tokens computed again or anew, turn latency (waiting for a
 place included), and the computed tokens that the simulator foretells. Targets, against round_robin: 1.4 in wall or CPU
@@ -35,7 +36,9 @@ from megathunder.rollout.supervisor import ServerPool
 from megathunder.rollout.wire import SamplingParams
 from megathunder.simulator.agent_traces import AgentTrace, synthetic
 from megathunder.simulator.placement import simulate_placement
+from rollout_bench.wide import wide_policy
 
+TOKENIZER = Path(__file__).resolve().parents[2] / "examples" / "policies" / "student"
 OURS = ("round_robin", "least_loaded", "session", "cache_aware")
 ROUTER = "sglang_router"
 LEAST_GAIN, NOISE, LENGTHS_TO_MEET = 1.4, 1.1, 2
@@ -58,7 +61,9 @@ class Row:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", type=Path, default=Path("examples/policies/student_large"))
+    parser.add_argument("--model", type=Path, help="a policy to serve instead of random weights of the next two")
+    parser.add_argument("--hidden", type=int, default=512, help="units of the policy that is made for this")
+    parser.add_argument("--layers", type=int, default=6, help="its layers")
     parser.add_argument("--observations", type=int, nargs="+", default=[80, 160, 240], help="tokens of an observation")
     parser.add_argument("--cache-tokens", type=int, default=8192, help="cache of one server")
     parser.add_argument("--groups", type=int, default=6)
@@ -90,7 +95,10 @@ async def _measure(arguments: argparse.Namespace) -> list[Row]:
     policies = [*OURS, *([ROUTER] if importlib.util.find_spec(ROUTER) else [])]
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        pool = ServerPool(config, arguments.model, folder=Path(folder))
+        model = arguments.model or wide_policy(
+            Path(folder) / "policy", TOKENIZER, hidden=arguments.hidden, layers=arguments.layers
+        )
+        pool = ServerPool(config, model, folder=Path(folder))
         async with EngineClient(timeout_s=300.0) as client, ServerControl(timeout_s=60.0) as control:
             await pool.start()
             try:
