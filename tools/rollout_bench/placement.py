@@ -5,11 +5,12 @@
     policies  round_robin, least_loaded, session, cache_aware, and sglang_router where its package is installed
 
 The policy served is made for this: random weights, 512 units, 6 layers (`--hidden`, `--layers`), where a prompt token
-costs what it costs beside a decode step; `--model` serves another. Each round runs every policy once, in an order that rotates; caches are flushed before each. One more round before the
-first is not counted: there, `cache_aware` learns how long trajectories get, as in a run's first update. Reported,
-medians over rounds: wall and server CPU seconds, prompt tokens computed again or anew, turn latency (waiting for a
-place included), and the computed tokens that the simulator foretells. Targets, against round_robin: 1.4 in wall or CPU
-at two observation lengths; the fewest computed tokens; never more than 10 % slower than sglang_router.
+costs what it costs beside a decode step; `--model` serves another. Each round runs every policy once, in an order that
+rotates; caches are flushed before each. One more round before the first is not counted: there, `cache_aware` learns how
+long trajectories get, as in a run's first update. Reported, medians over rounds: wall and server CPU seconds, prompt
+tokens computed again or anew, turn latency (waiting for a place included), and the computed tokens that the simulator
+foretells. Targets, against round_robin: 1.4 in wall or CPU at two observation lengths; the fewest computed tokens;
+never more than 10 % slower than sglang_router.
 """
 
 from __future__ import annotations
