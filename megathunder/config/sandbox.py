@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -44,8 +45,18 @@ class SandboxConfig:
     """Sandboxes open at the same time."""
     warm: int = 8
     """Sandboxes kept started and empty, so that an episode need not wait for one."""
-    grading_budget_s: float = 10.0
-    """Time the grader of one trajectory may take; a task may set a shorter one."""
+    max_grading: int = 0
+    """Graders that run at the same time, since their limit is one of wall time and a crowd of test suites would earn
+    zeros for being slow; the rest wait, outside their limit. 0: one a core, or `max_running` where sandboxes are on
+    other machines."""
+    grading_budget_s: float = 60.0
+    """Time the grader of one trajectory may take; a task may set a shorter one. What still runs then earns 0."""
     lifetime_s: float = 7200.0
     """A leased sandbox is ended after this, whatever its holder does; at least the deadline of a trajectory and its
     grading."""
+
+    @property
+    def graders(self) -> int:
+        """How many graders run at the same time."""
+        elsewhere = self.max_running if self.backend == "remote" else len(os.sched_getaffinity(0))
+        return self.max_grading or elsewhere

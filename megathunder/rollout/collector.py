@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -42,6 +43,7 @@ from megathunder.types import (
 
 Emit = Callable[[Event], None]
 Grade = Callable[[Task, Sandbox, str | None, Sandboxes, float], Awaitable[float]]
+log = logging.getLogger(__name__)
 GRADING_GRACE_S = 30.0  # beyond the grader's own budget: leases and copies
 
 
@@ -66,6 +68,7 @@ class Collector:
         self._client = EngineClient(timeout_s=config.request_timeout_s, api_key=config.api_key)
         self._engine = Engine(servers, self._client, config, placer)
         self._places = asyncio.Semaphore(config.max_concurrent)  # of all batches that run at once
+        self._graders, self._told_slow = asyncio.Semaphore(sandbox.graders), False
         self._teacher = Engine(teacher, self._client, config) if teacher else None
         self._endpoint = AgentEndpoint()
         self._open = contextlib.AsyncExitStack()
@@ -186,13 +189,26 @@ class Collector:
         budget_s = self._sandbox.grading_budget_s
         while True:
             try:
-                async with asyncio.timeout(budget_s + GRADING_GRACE_S):
+                async with self._graders, asyncio.timeout(budget_s + GRADING_GRACE_S):
+                    started_s = time.monotonic()
                     given = await self._grade(task, await workspace.ready(), answer, self._sandboxes, budget_s)
+                    self._say_if_slow(task, time.monotonic() - started_s)
                 return finite(task, given)
             except InfrastructureFailure as failure:
                 await workspace.fail(failure)
             except TimeoutError:
                 await workspace.fail(InfrastructureFailure(f"grading exceeded {budget_s + GRADING_GRACE_S:.0f} s"))
+
+    def _say_if_slow(self, task: Task, took_s: float) -> None:
+        """Once: what does not end scores 0, and so does a test suite that the limit is too short for."""
+        if took_s < self._sandbox.grading_budget_s or self._told_slow:
+            return
+        self._told_slow = True
+        log.warning(
+            "the grader of task %s took %.0f s: what still runs after sandbox.grading_budget_s = %g earns 0. If its "
+            "tests need longer, raise that or lower sandbox.max_grading (%d at once). Said once.",
+            *(task.id, took_s, self._sandbox.grading_budget_s, self._sandbox.graders),
+        )
 
 
 def finite(task: Task, reward: object) -> float:

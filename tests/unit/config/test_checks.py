@@ -94,7 +94,7 @@ REFUSED: list[tuple[dict[str, object], str, str]] = [
         "agent_command names nowhere.py",
         "correct the name",
     ),
-    ({"sandbox__lifetime_s": 100.0}, "lifetime_s = 100 with rollout.deadline_s = 120", "160"),
+    ({"sandbox__lifetime_s": 100.0}, "lifetime_s = 100 with rollout.deadline_s = 120", "210"),
     ({"sandbox__backend": "remote"}, "no sandbox.urls", "serve_sandboxes.py"),
     (
         {"sandbox__backend": "remote", "sandbox__urls": ("http://192.0.2.1:7070",)},

@@ -150,7 +150,18 @@ def scripted(*turns):
     return script
 
 
-def collect(script, tmp_path, *, groups=((TASK,),), sandboxes=None, grade=exact, teacher=False, version=0, **changes):
+def collect(
+    script,
+    tmp_path,
+    *,
+    groups=((TASK,),),
+    sandboxes=None,
+    grade=exact,
+    teacher=False,
+    version=0,
+    limits=SandboxConfig(),
+    **changes,
+):
     """(events, sandboxes, request bodies)"""
     sandboxes = sandboxes or FakeSandboxes()
     config = settings(**changes)
@@ -162,7 +173,7 @@ def collect(script, tmp_path, *, groups=((TASK,),), sandboxes=None, grade=exact,
             await pool.start()
             async with Collector(
                 config,
-                SandboxConfig(),
+                limits,
                 servers=pool,
                 sandboxes=sandboxes,
                 grade=grade,

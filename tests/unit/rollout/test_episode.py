@@ -166,6 +166,35 @@ def test_the_time_of_the_grader_is_measured(tmp_path):
     assert 0.2 <= rewarded.verifier_s < 2 and rewarded.at_s >= done.at_s + 0.2
 
 
+def test_graders_take_turns_and_waiting_for_one_is_outside_their_limit(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("megathunder.rollout.collector.GRADING_GRACE_S", 0.2)
+    running, most = 0, 0
+
+    async def grade(task, sandbox, text, pool, budget_s):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.15)
+        running -= 1
+        return 1.0
+
+    limits = SandboxConfig(max_grading=2, grading_budget_s=0.2)
+    events, _, _ = collect(scripted(says("submit 42")), tmp_path, groups=((TASK,) * 8,), grade=grade, limits=limits)
+    assert most == 2 and [e.reward for e in only(events, Rewarded)] == [1.0] * 8
+    assert not only(events, TrajectoryLost) and not caplog.records
+
+
+def test_a_grader_that_uses_all_its_time_is_named_once(tmp_path, caplog):
+    async def grade(task, sandbox, text, pool, budget_s):
+        await asyncio.sleep(1.1 * budget_s)
+        return 0.0
+
+    limits = SandboxConfig(grading_budget_s=0.1)
+    collect(scripted(says("submit 42")), tmp_path, groups=((TASK,) * 3,), grade=grade, limits=limits)
+    (said,) = caplog.messages
+    assert TASK.id in said and "sandbox.grading_budget_s = 0.1" in said
+
+
 def test_tokens_of_another_version_are_no_result(tmp_path):
     events, _, _ = collect(scripted(says("submit 42")), tmp_path, version=5, max_retries=1)
     assert not only(events, TurnCompleted)
