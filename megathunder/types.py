@@ -345,8 +345,8 @@ class WorkStats(Wire):
     """What one command did. Sums and maxima only, so that they add up over items, cells and ranks."""
 
     tokens: int = 0  # computed, padding and context excluded
-    trained_tokens: int = 0
-    loss_sum: float = 0.0  # sum over rows of scale * sum_t weight * (-log pi)
+    trained_tokens: int = 0  # sampled, and differentiated
+    loss_sum: float = 0.0  # sum over rows of scale * sum_t weight * (-log pi); coefficients known later are not in it
     logprob_diff_max: float = 0.0  # |log pi_learner - log pi_engine| over trained tokens
     logprob_diff_sum: float = 0.0
     flops: float = 0.0

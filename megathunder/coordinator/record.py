@@ -128,6 +128,8 @@ class UpdateRecord:
             normaliser=scheduler.normaliser,
             since_start_s=since_start_s,
             wasted_tokens=report.wasted_tokens,
+            trained_tokens=report.trained_tokens,
+            loss_sum=report.loss_sum,
             success_heldout=heldout,
             idle_s=report.idle_s,
             blocked_s=report.blocked_s,

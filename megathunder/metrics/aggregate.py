@@ -134,6 +134,10 @@ class Outcome:
     since_start_s: float
     wasted_tokens: int = 0
     """Tokens the learner computed for degenerate groups and dropped contributions."""
+    trained_tokens: int = 0
+    """Sampled tokens of the contributions in the step."""
+    loss_sum: float = 0.0
+    """Sum over rows of coefficient * scale * sum_t weight * (-log p), of the batch that was offered to the step."""
     success_heldout: float | None = None
     idle_s: float | None = None
     """Sum over cells, as `blocked_s`."""
@@ -253,14 +257,15 @@ class UpdateTally:
             contributions_applied=outcome.applied,
             contributions_dropped=sum(outcome.dropped_by_reason.values()),
             dropped_by_reason=dict(outcome.dropped_by_reason),
-            trained_tokens=work.trained_tokens,
+            trained_tokens=outcome.trained_tokens,
+            differentiated_tokens=work.trained_tokens,
             total_tokens=work.tokens,
             wasted_share=outcome.wasted_tokens / work.tokens if work.tokens else 0.0,
             policy_lag_max=max(self._lags, default=0),
             tokens_by_lag=dict(sorted(self._lags.items())),
             engine_learner_logprob_diff_max=work.logprob_diff_max,
             engine_learner_logprob_diff_mean=work.logprob_diff_sum / max(work.trained_tokens, 1),
-            loss=work.loss_sum / outcome.normaliser if outcome.normaliser else 0.0,
+            loss=outcome.loss_sum / outcome.normaliser if step.stepped and outcome.normaliser else None,
             teacher_kl=self._teacher_kl.mean if self._teacher_kl.count else None,
             grad_norm=step.grad_norm,
             learning_rate=step.learning_rate,

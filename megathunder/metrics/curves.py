@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,27 +15,40 @@ from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter
 from megathunder.metrics import style
 from megathunder.metrics.row import MetricsRow
 
+Panel = Callable[[Axes], None]
+
 
 def draw_curves(rows: Sequence[MetricsRow]) -> str:
-    """Six panels over the updates, as an SVG element; three more where group sizes were controlled, or gradients
-    reweighed."""
-    panels = [_reward, _step_wall, _tail, _busy, _mismatch, _lag]
-    panels += [_group_size, _stragglers, _multiplier] * any(r.sizing and r.sizing.chosen for r in rows)
-    panels += [_cancellation, _spectrum, _factor] * any(r.salt for r in rows)
-    lines = len(panels) // 3
+    """Six panels over the updates, as an SVG element."""
+    panels = (_reward, _step_wall, _tail, _busy, _mismatch, _lag)
+    return draw([functools.partial(panel, rows=rows) for panel in panels], rows)
+
+
+def draw(panels: Sequence[Panel], rows: Sequence[MetricsRow], *, columns: int = 3) -> str:
+    """`panels` in lines of `columns`, as an SVG element; updates without a step are shaded in each."""
+    lines = -(-len(panels) // columns)
     with style.house_style():
         figure = Figure(figsize=(11.5, 3.2 * lines), layout="constrained")
-        for axes, panel in zip(figure.subplots(lines, 3).flat, panels, strict=True):
+        for axes, panel in zip(figure.subplots(lines, columns, squeeze=False).flat, panels, strict=True):
             style.clean(axes)
-            panel(axes, rows)
+            panel(axes)
             for line in axes.lines if len(rows) < 4 else ():
-                line.set_marker("o")
+                if line.get_linestyle() == "-":
+                    line.set_marker("o")
+            _shade(axes, rows)
             axes.set_xlim(rows[0].update - 0.6, rows[-1].update + 0.6)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
             axes.set_xlabel("update")
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def _shade(axes: Axes, rows: Sequence[MetricsRow]) -> None:
+    for stepped, some in itertools.groupby(rows, key=lambda row: row.stepped):
+        updates = [row.update for row in some]
+        if not stepped:
+            axes.axvspan(updates[0] - 0.5, updates[-1] + 0.5, color=style.BAD, alpha=0.13, linewidth=0, zorder=0)
 
 
 def _x(rows: Sequence[MetricsRow]) -> list[int]:
@@ -99,55 +113,3 @@ def _lag(axes: Axes, rows: Sequence[MetricsRow]) -> None:
     axes.plot(_x(rows), [r.policy_lag_max for r in rows], color=style.INK, linewidth=1.6, drawstyle="steps-mid")
     axes.set_ylim(-0.1, max([r.policy_lag_max for r in rows] + [1]) + 0.2)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def _group_size(axes: Axes, rows: Sequence[MetricsRow]) -> None:
-    axes.set_title("group size")
-    sized = [(r.update, r.sizing.groups_by_size) for r in rows if r.sizing]
-    mean = [sum(g * n for g, n in groups.items()) / sum(groups.values()) for _, groups in sized]
-    axes.plot([u for u, _ in sized], mean, color=style.ROLLOUT, linewidth=1.6, drawstyle="steps-mid")
-    axes.set_ylim(bottom=0)
-
-
-def _stragglers(axes: Axes, rows: Sequence[MetricsRow]) -> None:
-    axes.set_title("groups with a straggler, share so far")
-    sized = [(r.update, r.sizing) for r in rows if r.sizing and r.sizing.measured]
-    straggled = list(itertools.accumulate(s.straggled for _, s in sized))
-    measured = list(itertools.accumulate(s.measured for _, s in sized))
-    shares = [a / b for a, b in zip(straggled, measured, strict=True)]
-    axes.plot([u for u, _ in sized], shares, color=style.BAD, linewidth=1.6)
-    axes.set_ylim(0, 1.02)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-
-
-def _multiplier(axes: Axes, rows: Sequence[MetricsRow]) -> None:
-    axes.set_title("multiplier of the straggler constraint")
-    sized = [r for r in rows if r.sizing and r.sizing.multiplier is not None]
-    values = [r.sizing.multiplier for r in sized if r.sizing and r.sizing.multiplier is not None]
-    axes.plot(_x(sized), values, color=style.INK, linewidth=1.6)
-    axes.set_ylim(bottom=0)
-
-
-def _cancellation(axes: Axes, rows: Sequence[MetricsRow]) -> None:
-    axes.set_title("signed cancellation of a group's gradients")
-    taken = [(r.update, r.salt) for r in rows if r.salt]
-    axes.plot([u for u, _ in taken], [s.cancellation for _, s in taken], color=style.LEARNER, label="mean")
-    axes.plot([u for u, _ in taken], [s.cancellation_max for _, s in taken], color=style.BAD, label="greatest")
-    axes.set_ylim(0, 1.02)
-    axes.legend(frameon=False, fontsize=8)
-
-
-def _spectrum(axes: Axes, rows: Sequence[MetricsRow]) -> None:
-    axes.set_title("largest eigenvalues, share of the trace")
-    taken = [(r.update, r.salt.spectrum) for r in rows if r.salt]
-    for number in range(min((len(s) for _, s in taken), default=0)):
-        colour = style.LEARNER if number == 0 else style.LEARNER_LIGHT
-        axes.plot([u for u, _ in taken], [s[number] for _, s in taken], color=colour, linewidth=1.2)
-    axes.set_ylim(0, 1.02)
-
-
-def _factor(axes: Axes, rows: Sequence[MetricsRow]) -> None:
-    axes.set_title("factor of the residual channel")
-    taken = [(r.update, r.salt) for r in rows if r.salt]
-    axes.plot([u for u, _ in taken], [s.factor for _, s in taken], color=style.TAIL, linewidth=1.6)
-    axes.set_ylim(bottom=0.9)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import html
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import median
 
 from megathunder.config import Config
+from megathunder.metrics.features import Feature
 from megathunder.metrics.row import MetricsRow, definitions
 
 CSS = """
@@ -17,7 +19,7 @@ font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",sans-se
 main{max-width:1240px;margin:0 auto;padding:28px 20px 60px}h1{margin:0;font-size:26px}h2{margin:0 0 12px;font-size:17px}
 .sub{color:var(--faint);margin:2px 0 18px}
 section{background:#fff;border:1px solid var(--line);border-radius:10px;padding:18px 20px;margin:16px 0;overflow-x:auto}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(130px,1fr));gap:12px}
 .tile{background:#fff;border:1px solid var(--line);border-radius:10px;padding:12px 14px}
 .tile b{display:block;font-size:22px;font-variant-numeric:tabular-nums}.tile span{color:var(--faint);font-size:13px}
 .certificate{border-left:5px solid var(--good)}.certificate.broken{border-left-color:var(--bad)}
@@ -29,6 +31,8 @@ th{color:var(--faint);font-weight:600}td:first-child,th:first-child{text-align:l
 table.words td{text-align:left;white-space:normal}details{margin:8px 0}summary{cursor:pointer;font-weight:600}
 .settings{columns:2 420px;column-gap:28px}
 .settings table{break-inside:avoid;width:100%;margin-bottom:14px;table-layout:fixed}
+.nostep{background:#f9e8e6}p.nostep{margin:0 0 12px;padding:6px 10px;border-left:4px solid var(--bad)}
+.feature .sub{margin-top:-6px}
 .settings td{overflow-wrap:anywhere}.rows{width:100%}.rows th{white-space:normal;vertical-align:bottom}
 """
 COLUMNS = {
@@ -55,7 +59,9 @@ COLUMNS = {
 }
 
 
-def page(config: Config, rows: Sequence[MetricsRow], *, curves: str, timeline_base64: str) -> str:
+def page(
+    config: Config, rows: Sequence[MetricsRow], *, curves: str, timeline_base64: str, features: Sequence[Feature] = ()
+) -> str:
     """The whole document. `timeline_base64` is a PNG; empty where the run recorded no events."""
     name = html.escape(config.run.name)
     picture = f'<img alt="timeline" src="data:image/png;base64,{timeline_base64}">'
@@ -67,7 +73,8 @@ def page(config: Config, rows: Sequence[MetricsRow], *, curves: str, timeline_ba
 <h1>{name}</h1><p class="sub">{html.escape(subtitle)}</p>
 <div class="tiles">{_tiles(rows)}</div>
 {certificate(rows)}
-<section><h2>Curves</h2>{curves}</section>
+<section><h2>Curves</h2>{_without_step(rows)}{curves}</section>
+{"".join(_feature(feature) for feature in features)}
 <section><h2>Timeline of the last updates</h2>{timeline}</section>
 <section><h2>Last updates</h2>{_last_rows(rows[-20:])}
 <details><summary>What each column of metrics.jsonl is</summary>{_definitions()}</details></section>
@@ -75,6 +82,21 @@ def page(config: Config, rows: Sequence[MetricsRow], *, curves: str, timeline_ba
 <section><h2>Settings</h2><div class="settings">{_settings(config)}</div></section>
 </main></body></html>
 """
+
+
+def _without_step(rows: Sequence[MetricsRow]) -> str:
+    """Which updates trained nothing, and why; empty where all did."""
+    reasons = Counter(row.skip_reason or "no reason given" for row in rows if not row.stepped)
+    if not reasons:
+        return ""
+    told = "; ".join(f"{html.escape(reason)} ({number})" for reason, number in reasons.most_common())
+    return f"""<p class="nostep"><b>{reasons.total()} of {len(rows)} updates took no optimizer step</b> and trained
+nothing; they are shaded. Reasons: {told}.</p>"""
+
+
+def _feature(feature: Feature) -> str:
+    return f"""<section class="feature"><h2>{html.escape(feature.title)}</h2>
+<p class="sub">{html.escape(feature.words)}</p>{feature.panels}</section>"""
 
 
 def certificate(rows: Sequence[MetricsRow]) -> str:
@@ -88,24 +110,28 @@ def certificate(rows: Sequence[MetricsRow]) -> str:
     worst = max(rows, key=lambda row: row.engine_learner_logprob_diff_max)
     applied = sum(row.contributions_applied for row in rows)
     dropped = sum(row.contributions_dropped for row in rows)
+    reasons = sum((Counter(row.dropped_by_reason) for row in rows), Counter())
+    why = ", ".join(f"{html.escape(reason)} {number:,}" for reason, number in reasons.most_common())
     if stale == 0:
         state, verdict = "", "Zero staleness."
-        text = f"All {total:,} sampled tokens of {len(rows)} updates carry the version of the policy they trained."
+        text = f"All {total:,} sampled tokens of {len(rows)} updates carry the version of the policy they update."
     else:
         state, verdict = " broken", "Not exact."
         spread = ", ".join(f"{tokens:,} at lag {lag}" for lag, tokens in sorted(by_lag.items()))
         text = f"{stale:,} of {total:,} sampled tokens ({stale / total:.1%}) are of another version: {spread}."
     return f"""<section class="certificate{state}"><h2>Zero-staleness certificate</h2>
 <p><span class="mark">{verdict}</span> {text}</p>
-<p>Largest difference between engine and learner log-probabilities of a trained token:
+<p>Largest difference between engine and learner log-probabilities of a differentiated token:
 {worst.engine_learner_logprob_diff_max:.2e} (update {worst.update}).</p>
-<p>Contributions: {applied + dropped:,} registered = {applied:,} applied + {dropped:,} dropped.</p></section>"""
+<p>Contributions: {applied + dropped:,} registered = {applied:,} applied + {dropped:,} dropped{why and f" ({why})"}.</p>
+</section>"""
 
 
 def _tiles(rows: Sequence[MetricsRow]) -> str:
     steady = rows[4:] or rows
     first, last = rows[:4], rows[-4:]
     heldout = [row.success_heldout for row in rows if row.success_heldout is not None]
+    idle = sum(not row.stepped for row in rows)
     tiles = [
         ("reward, first four updates", f"{_mean(r.reward_mean for r in first):.3f}"),
         ("reward, last four updates", f"{_mean(r.reward_mean for r in last):.3f}"),
@@ -114,6 +140,7 @@ def _tiles(rows: Sequence[MetricsRow]) -> str:
         ("tail, median", f"{median(r.tail_s for r in steady):.2f} s"),
         ("learner busy, median", f"{median(r.learner_busy_share for r in steady):.0%}"),
         ("trained tokens", f"{sum(r.trained_tokens for r in rows):,}"),
+        *([("updates without a step", f"{idle} of {len(rows)}")] if idle else []),
     ]
     return "".join(f'<div class="tile"><b>{value}</b><span>{name}</span></div>' for name, value in tiles)
 
@@ -126,10 +153,17 @@ def _mean(values: Iterable[float]) -> float:
 def _last_rows(rows: Sequence[MetricsRow]) -> str:
     meaning = definitions()
     head = "".join(f'<th title="{html.escape(meaning[name])}">{label}</th>' for name, label in COLUMNS.items())
-    body = "".join(
-        "<tr>" + "".join(f"<td>{_cell(name, getattr(row, name))}</td>" for name in COLUMNS) + "</tr>" for row in rows
-    )
+    body = "".join(_last_row(row) for row in rows)
     return f'<table class="rows"><tr>{head}</tr>{body}</table>'
+
+
+def _last_row(row: MetricsRow) -> str:
+    cells = "".join(f"<td>{_cell(name, getattr(row, name))}</td>" for name in COLUMNS)
+    return (
+        f"<tr>{cells}</tr>"
+        if row.stepped
+        else f'<tr class="nostep" title="{html.escape(row.skip_reason)}">{cells}</tr>'
+    )
 
 
 def _cell(name: str, value: object) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from megathunder.errors import UserError
 from megathunder.metrics.curves import draw_curves
+from megathunder.metrics.features import features
 from megathunder.metrics.folder import RunFolder, open_folder, write_atomically
 from megathunder.metrics.page import page
 from megathunder.metrics.row import read_rows
@@ -31,7 +32,8 @@ def build_report(folder: RunFolder) -> Path:
     spans = read_spans(folder.events)
     drawn = draw_timeline(spans, folder.timeline, updates=config.metrics.timeline_updates, title=title)
     picture = base64.b64encode(folder.timeline.read_bytes()).decode() if drawn else ""
-    document = page(config, rows, curves=draw_curves(rows), timeline_base64=picture)
+    used = tuple(features(config, rows))
+    document = page(config, rows, curves=draw_curves(rows), timeline_base64=picture, features=used)
     write_atomically(folder.report, document.encode())
     return folder.report
 

@@ -82,18 +82,34 @@ class MetricsRow(msgspec.Struct, frozen=True, kw_only=True):
     contributions_applied: Annotated[int, _is("Contributions in the step.")]
     contributions_dropped: Annotated[int, _is("Contributions not in the step, for any reason.")]
     dropped_by_reason: Annotated[dict[str, int], _is("The same by reason.")]
-    trained_tokens: Annotated[int, _is("Sampled tokens in the step.")]
+    trained_tokens: Annotated[int, _is("Sampled tokens of the contributions in the step; 0: no step.")]
+    differentiated_tokens: Annotated[
+        int | None,
+        _is("Sampled tokens the learner differentiated, in the step or not; None: trained_tokens says that."),
+    ] = None
     total_tokens: Annotated[int, _is("Tokens the learner computed, padding and cached context left out.")]
     wasted_share: Annotated[float, _is("Share of total_tokens spent on degenerate groups and dropped contributions.")]
 
     # exactness
-    policy_lag_max: Annotated[int, _is("Versions between the oldest trained token and the policy it trains; 0: exact.")]
-    tokens_by_lag: Annotated[dict[int, int], _is("Trained tokens by that lag.")]
-    engine_learner_logprob_diff_max: Annotated[float, _is("Largest |log p learner - log p engine| of a trained token.")]
+    policy_lag_max: Annotated[
+        int, _is("Versions between the oldest token of an update and the policy that learns from it; 0: exact.")
+    ]
+    tokens_by_lag: Annotated[
+        dict[int, int], _is("Sampled tokens of the trajectories that count, by that lag, in the step or not.")
+    ]
+    engine_learner_logprob_diff_max: Annotated[
+        float, _is("Largest |log p learner - log p engine| of a differentiated token.")
+    ]
     engine_learner_logprob_diff_mean: Annotated[float, _is("Mean of the same.")]
 
     # the step
-    loss: Annotated[float, _is("Sum over rows of scale * sum_t weight * (-log p), by the normaliser.")]
+    loss: Annotated[
+        float | None,
+        _is(
+            "Loss of the step: sum over rows of advantage (OPD: 1) * scale * sum_t weight * (-log p), by the "
+            "normaliser, without SALT's factors and the KL term; None: no step."
+        ),
+    ]
     teacher_kl: Annotated[
         float | None, _is("OPD: mean log p - log q of a sampled token, nats, p as the engine says; None: no teacher.")
     ]

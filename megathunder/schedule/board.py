@@ -15,6 +15,7 @@ tokens of another policy version; (InfrastructureFailure) a loss under on_lost =
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 
@@ -53,6 +54,7 @@ class Board:
         self.ledger = Ledger()
         self.groups: list[Group] = []
         self.tokens_by_lag: Counter[int] = Counter()
+        self.direct_loss = 0.0  # of what went to the batch, coefficients included
         self.unresolved = 0
         self.unended = 0
         self.replacements_due = 0
@@ -98,6 +100,27 @@ class Board:
             return [Survivor(trained_tokens=t.sampled_tokens) for t in trajectories]
         lengths = [a.trained_tokens for g in groups for a in g.attempts]
         return [Survivor(trained_tokens=n) for n in lengths if n]
+
+    @property
+    def loss_sum(self) -> float:
+        """Loss of what is in the batch so far: what waits in accumulators counts with its group's coefficients, and
+        not at all before they are known or where nothing of it is wanted."""
+        held = ((g.coefficients, c) for g in self.groups if g.coefficients for c in g.chains if not c.abandoned)
+        weighed = (a.advantage(c.attempt.reward) * c.held_loss for a, c in held if c.attempt.reward is not None)
+        return self.direct_loss + math.fsum(weighed)
+
+    def dropped(self, chain: Chain) -> bool:
+        """Nothing of the chain is in the step."""
+        return chain.abandoned or all(self.ledger.state(source) is State.DROPPED for source in chain.sources)
+
+    def applied_tokens(self, chain: Chain) -> int:
+        """Sampled tokens of the chain's contributions that are APPLIED."""
+        if chain.abandoned:
+            return 0
+        applied = [self.ledger.state(source) is State.APPLIED for source in chain.sources]
+        if self.grouped:
+            return chain.tokens.trained_tokens() if all(applied) else 0
+        return sum(chain.tokens.trained_tokens(turn, turn + 1) for turn, is_in in enumerate(applied) if is_in)
 
     # ------------------------------------------------------------------------------------------ events
 

@@ -253,6 +253,10 @@ class Dispatcher:
             for attempt, count in item.attempts:
                 self._board.compared(attempt, math.fsum(itertools.islice(found, count)))
             return
+        if item.target == BATCH:
+            self._board.direct_loss += done.stats.loss_sum
+        else:  # its rows are of one group and one reward: any of them will be weighed as all are
+            item.passes[0][0].held_loss += done.stats.loss_sum
         for (chain, step), tokens in zip(item.passes, shares(done.stats.tokens, item.tokens), strict=True):
             chain.spent_tokens += tokens
             self._passed(chain, step, item.target)

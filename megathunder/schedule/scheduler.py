@@ -38,7 +38,8 @@ from megathunder.types import Differentiate, Done, Event, Fold, Score
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleReport:
     """What an update's schedule did. Seconds are sums over cells; `given_tokens` are those that the cells say
-    they computed, `wasted_tokens` the ones among them for groups or trajectories which ended with no weight."""
+    they computed, `wasted_tokens` the ones among them for what ended DROPPED. `trained_tokens` are the sampled ones of
+    APPLIED contributions, `loss_sum` is the loss whose gradient is in the batch, before the normaliser."""
 
     counts: LedgerCounts
     busy_s: float
@@ -46,6 +47,8 @@ class ScheduleReport:
     blocked_s: float
     given_tokens: int
     wasted_tokens: int
+    trained_tokens: int
+    loss_sum: float
     peak_open_groups: int
     trajectories_lost: int
     groups_zero_advantage: int
@@ -167,7 +170,9 @@ class UpdateScheduler:
             idle_s=sum(t.idle_s for t in times),
             blocked_s=sum(t.blocked_s for t in times),
             given_tokens=sum(c.spent_tokens for c in chains),
-            wasted_tokens=sum(c.spent_tokens for c in chains if c.abandoned),
+            wasted_tokens=sum(c.spent_tokens for c in chains if self._board.dropped(c)),
+            trained_tokens=sum(self._board.applied_tokens(c) for c in chains),
+            loss_sum=self._board.loss_sum,
             peak_open_groups=self._dispatcher.gates.peak_open,
             trajectories_lost=sum(a.lost for a in attempts),
             groups_zero_advantage=len(zero),

@@ -37,6 +37,7 @@ class Chain:
     held: AccumulatorKey | None = None  # where its gradient waits for the closure
     lane: Lane | None = None
     spent_tokens: int = 0  # that the learner computed for it
+    held_loss: float = 0.0  # of what went to an accumulator: its coefficient comes with the closure
 
 
 @dataclass(slots=True, eq=False)

@@ -56,7 +56,8 @@ def gradients(recorded: Path, names: tuple[str, ...], ranks: int, accumulator: s
     rows = read_rows(folder.metrics)
     assert [row.schedule for row in rows] == list(names)
     assert all(row.stepped and row.contributions_dropped == 0 and row.policy_lag_max == 0 for row in rows)
-    assert len({row.contributions_applied for row in rows}) == 1
+    assert len({(row.contributions_applied, row.trained_tokens) for row in rows}) == 1
+    assert [row.loss for row in rows] == pytest.approx([rows[0].loss] * len(rows), rel=1e-3, abs=1e-5), "one objective"
     return [folder.tensors_of("gradients", update) for update in range(len(names))]
 
 

@@ -29,6 +29,8 @@ LOOK = """(() => {
     lines: document.querySelectorAll('section > svg g[id^="line2d_"] path[clip-path]').length,
     pictures: [...document.images].map(i => [i.alt, i.complete, i.naturalWidth, ...box(i)]),
     rows: document.querySelectorAll('table.rows tr').length - 1,
+    unstepped: document.querySelectorAll('tr.nostep').length,
+    shaded: document.querySelectorAll('section > svg path[style*="opacity: 0.13"]').length,
     verdict: document.querySelector('.certificate .mark').textContent,
     title: document.title,
     overflow: [document.documentElement, ...document.querySelectorAll('section')]
@@ -61,6 +63,17 @@ def test_the_charts_are_drawn(seen: Seen) -> None:
     assert (name, complete) == ("timeline", True) and natural > 900 and width > 900 and height > 200
     assert found["rows"] == 20 and found["title"] == "made" and found["closed"]
     assert found["verdict"] == "Zero staleness."
+    assert colours(seen.screenshot) > 200
+
+
+def test_what_a_run_used_is_drawn_in_sections_of_its_own(tmp_path: Path) -> None:
+    page = build_report(made_run(tmp_path, used=True, idle=(2, 3, 9)))
+    seen = look_at(page, LOOK, height=3200)
+    found = seen.answer
+    assert len(found["curves"]) == 5 and found["axes"] == 6 + 4 + 3 + 3 + 2
+    assert all(width > 900 and height > 200 for width, height in found["curves"])
+    assert found["overflow"] == [] and seen.errors == []
+    assert found["unstepped"] == 1 and found["shaded"] == (6 + 4 + 3 + 3 + 2) * 2
     assert colours(seen.screenshot) > 200
 
 

@@ -43,7 +43,8 @@ class AnsweringLearner:
 
     async def submit(self, cell: int, command: object) -> None:
         tokens = sum(len(r.token_ids) for r in command.rows) if isinstance(command, Differentiate) else 0
-        self.inbox.put_nowait(self._done(command, cell, WorkStats(tokens=tokens)))
+        stats = WorkStats(tokens=tokens, trained_tokens=tokens, loss_sum=1.0)
+        self.inbox.put_nowait(self._done(command, cell, stats))
 
     async def everywhere(self, make: object, timeout_s: float) -> tuple[object, list[Done]]:
         command = make(1 << 40)  # type: ignore[operator]
@@ -95,6 +96,15 @@ def test_a_group_of_equal_rewards_is_replaced_as_often_as_the_limit_lets(tmp_pat
         assert row.contributions_applied == applied, limit
         assert row.contributions_dropped == replaced, "group 1, then its replacement 3, are dropped"
         assert row.trajectories == applied + replaced
+
+
+def test_the_row_of_an_update_of_equal_rewards_says_that_nothing_was_trained(tmp_path: Path) -> None:
+    write_update(RunFolder(tmp_path), 0, groups=2, size=4, equal=(0, 1))
+    write_update(RunFolder(tmp_path), 1, groups=2, size=4, equal=(1,))
+    none, some = run(tmp_path, settings(run={"groups_per_update": 2, "updates": 2}))[0]
+    assert (none.stepped, none.trained_tokens, none.loss, none.contributions_applied) == (False, 0, None, 0)
+    assert (some.stepped, some.contributions_applied) == (True, 4) and some.loss is not None
+    assert 0 < some.trained_tokens < sum(some.tokens_by_lag.values()) == some.trajectories * some.response_tokens_mean
 
 
 def test_an_update_goes_on_when_no_task_is_left_to_draw(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from megathunder import tracing
 from megathunder.config import Config
 from megathunder.metrics.folder import RunFolder, start_run
-from megathunder.metrics.row import MetricsRow
+from megathunder.metrics.row import MetricsRow, Salt, Sizing
 from megathunder.metrics.sinks import JsonlSink
 
 
@@ -73,14 +73,70 @@ def made_row(update: int = 0, **changes: object) -> MetricsRow:
     return MetricsRow(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def made_run(parent: Path, *, updates: int = 24, cells: int = 2, sync: bool = False) -> RunFolder:
-    """Write `runs/made` with `updates` rows and the events of four updates."""
+NO_STEP = {
+    "stepped": False,
+    "skip_reason": "no contribution has a coefficient other than 0",
+    "contributions_applied": 0,
+    "contributions_dropped": 64,
+    "dropped_by_reason": {"equal_rewards": 64},
+    "trained_tokens": 0,
+    "differentiated_tokens": 1200,
+    "loss": None,
+    "grad_norm": 0.0,
+    "wasted_share": 1.0,
+}
+"""What a row says of an update that took none."""
+
+
+def everything(update: int) -> dict[str, object]:
+    """Fields of a row of a run that uses all there is: sizes that follow the stragglers, SALT, drafts, placement."""
+    noise = random.Random(-update)
+    size, multiplier = (8, 4, 4, 8, 16)[update % 5], max(0.0, 4 - update / 5 + noise.random())
+    posterior = {g: (1.0 + g * noise.random(), 6.0 + update / 4) for g in (4, 8, 16)}
+    seen = {"groups_by_size": {size: 64 // size}, "measured": 64 // size, "straggled": (update + 3) % 4}
+    cancellation, drafted = 0.2 + 0.2 * noise.random(), 900 + 20 * update
+    spectrum = (0.5, 0.2, 0.1 * noise.random())
+    return {
+        "sizing": Sizing(**seen, chosen=size, price=multiplier, multiplier=multiplier, posterior=posterior),
+        "salt": Salt(
+            geometries=6,
+            cancellation=cancellation,
+            cancellation_max=cancellation + 0.25,
+            factor=1.02,
+            factor_max=1.3 if cancellation > 0.25 else 1.0,
+            rank=1.5,
+            spectrum=spectrum,
+        ),
+        "speculation_accept_length": 1.4 + update / 20,
+        "speculation_drafted_tokens": drafted,
+        "speculation_accepted_tokens": drafted // 2,
+        "speculation_off_share": 0.3 * noise.random(),
+        "context_tokens": 20_000,
+        "cached_tokens": 9_000 + 200 * update,
+    }
+
+
+def made_run(
+    parent: Path,
+    *,
+    updates: int = 24,
+    cells: int = 2,
+    sync: bool = False,
+    used: bool = False,
+    idle: tuple[int, ...] = (),
+) -> RunFolder:
+    """Write `runs/made` with `updates` rows and the events of four updates; `used`: everything there is, `idle`:
+    updates without a step."""
     config = Config()
+    if used:
+        speculation = dataclasses.replace(config.rollout, speculation="suffix", servers=2)
+        salt = dataclasses.replace(config.salt, amplification=1.0)
+        config = dataclasses.replace(config, rollout=speculation, salt=salt)
     run = dataclasses.replace(config.run, name="made", folder=str(parent), updates=updates)
     folder = start_run(dataclasses.replace(config, run=run, schedule="sync" if sync else "thundersync"))
     sink = JsonlSink(folder.metrics)
     for update in range(updates):
-        sink.row(made_row(update))
+        sink.row(made_row(update, **(everything(update) if used else {}), **(NO_STEP if update in idle else {})))
     sink.close()
     recorder = tracing.Recorder(folder.events)
     recorder.write(tracing.RUN_LANE, "start", 0.0, 0.0)

@@ -189,6 +189,15 @@ def test_what_was_executed_beyond_need_is_replay() -> None:
     assert (row.flops, row.replay_flops) == (needed, 1e6)
 
 
+def test_an_update_without_a_step_trained_nothing_and_has_no_loss() -> None:
+    for stepped, trained, loss in ((True, 7, 0.5), (False, 0, None)):
+        made = run([work(9, trained_tokens=8, loss_sum=99.0)])
+        step = WorkStats(stepped=stepped, skip_reason="" if stepped else "no contribution has a coefficient")
+        made.work(TakeStep(item=1, update=3, normaliser=4.0), Done(item=1, cell=0, started_s=0, ended_s=1, stats=step))
+        row = made.row(CLOCK, outcome(trained_tokens=trained, loss_sum=2.0))
+        assert (row.trained_tokens, row.differentiated_tokens, row.loss) == (trained, 8, loss)
+
+
 def test_dropped_contributions_are_counted_by_reason() -> None:
     row = tally().row(CLOCK, outcome(applied=5, dropped_by_reason={"lost": 2, "stale": 1}))
     assert (row.contributions_applied, row.contributions_dropped) == (5, 3)

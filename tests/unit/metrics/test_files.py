@@ -52,11 +52,11 @@ def test_rows_are_read_back_as_they_were_written(tmp_path: Path) -> None:
 
 def test_every_line_is_plain_json_whatever_the_numbers(tmp_path: Path) -> None:
     sink = JsonlSink(tmp_path / "m")
-    sink.row(made_row(0, loss=math.nan, grad_norm=math.inf))
-    assert json.loads((tmp_path / "m").read_text(), parse_constant=pytest.fail)["loss"] is None
+    sink.row(made_row(0, reward_std=math.nan, grad_norm=math.inf, loss=None))
+    assert json.loads((tmp_path / "m").read_text(), parse_constant=pytest.fail)["grad_norm"] is None
     (row,) = read_rows(tmp_path / "m")
-    assert math.isnan(row.loss)
-    assert row.teacher_kl is None
+    assert math.isnan(row.reward_std) and math.isnan(row.grad_norm)
+    assert row.loss is None and row.teacher_kl is None
 
 
 def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path: Path) -> None:

@@ -14,10 +14,8 @@ from megathunder.config.checks import check_plan
 from megathunder.config.load import load_config
 from megathunder.coordinator.job import JobStopped
 from megathunder.errors import UserError
-from megathunder.metrics.curves import draw_curves
 from megathunder.metrics.folder import RunFolder, start_run
 from megathunder.metrics.learning import curve_of, draw_learning, summarise
-from megathunder.metrics.row import Salt, Sizing
 from megathunder.metrics.sinks import JsonlSink
 from tests.unit.metrics.made_run import made_row
 from tools import learning_curves
@@ -165,13 +163,3 @@ def test_a_stopped_comparison_reports_what_was_learnt_and_goes_on(
     said = capsys.readouterr().err
     assert "stopped by SIGTERM" in said and str(tmp_path / "out.json") in said and "the same command goes on" in said
     assert [c["variant"] for c in json.loads((tmp_path / "out.json").read_text())["curves"]] == ["a", "b"]
-
-
-def test_the_report_draws_controlled_sizes_and_reweighed_gradients() -> None:
-    sizing = Sizing(groups_by_size={4: 16}, measured=16, straggled=5, chosen=4, price=0.1, multiplier=0.3)
-    salt = Salt(
-        geometries=5, cancellation=0.6, cancellation_max=0.9, factor=1.2, factor_max=1.5, rank=2.0, spectrum=(0.5, 0.2)
-    )
-    text = draw_curves([made_row(u, sizing=sizing, salt=salt) for u in range(5)])
-    assert all(title in text for title in ("group size", "multiplier of the straggler", "residual channel"))
-    assert "group size" not in draw_curves([made_row(0)])

@@ -11,14 +11,24 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from PIL import Image
 
 from megathunder.config import Config
+from megathunder.metrics import features as feature_panels
+from megathunder.metrics.features import features
 from megathunder.metrics.page import certificate, page
 from megathunder.metrics.report import build_report
+from megathunder.metrics.row import Salt
 from megathunder.metrics.spans import Span, read_spans
 from megathunder.metrics.timeline import gaps, last_updates, rows_for
-from tests.unit.metrics.made_run import made_row, made_run
+from tests.unit.metrics.made_run import everything, made_row, made_run
+
+
+def shaded(text: str) -> list[str]:
+    """Fills of the stretches without a step."""
+    return re.findall(r"fill: #c0362c; opacity: 0.13", text)
+
 
 seconds = st.floats(0, 100, allow_nan=False)
 intervals = st.lists(st.tuples(seconds, seconds).map(lambda pair: (min(pair), max(pair))), max_size=12)
@@ -61,6 +71,61 @@ def test_a_run_of_one_update_has_a_report_without_warnings(tmp_path: Path) -> No
         warnings.simplefilter("error")
         text = build_report(made_run(tmp_path, updates=1, cells=1)).read_text()
     assert "All 2,656 sampled tokens of 1 updates" in text
+
+
+def test_a_report_shows_what_a_run_used_and_nothing_else(tmp_path: Path) -> None:
+    plain = build_report(made_run(tmp_path / "plain", updates=6)).read_text()
+    every = build_report(made_run(tmp_path / "every", updates=6, used=True)).read_text()
+    found = Resources()
+    found.feed(every)
+    assert found.tags.count("svg") == 5 and found.fetched == []
+    for words in (
+        "(SAGC)",
+        "Size chosen: 4 in 2, 8 in 3, 16 in 1 updates. 9 of 60 groups",
+        "(15.0%; the target is 30.0%",
+        "price of a straggler",
+        "(SALT)",
+        "Coefficients were reweighed in",
+        "by 1.3 at most",
+        "Drafts from earlier trajectories (suffix)",
+        "of 5,700 drafted tokens came true (50.0%)",
+        "placement.policy = cache_aware on 2 server(s): 47.5% of the 120,000 tokens",
+    ):
+        assert words in every, words
+        assert words not in plain, words
+
+
+def test_curves_of_a_feature_go_through_the_numbers_of_the_rows() -> None:
+    rows = [made_row(update, **everything(update)) for update in range(4)]
+    sized = [(row.update, row.sizing) for row in rows]
+    axes = Figure().subplots()
+    feature_panels._stragglers(axes, sized, 0.3)
+    assert list(axes.lines[0].get_ydata()) == [3 / 8, 3 / 24, 4 / 40, 6 / 48]
+    axes = Figure().subplots()
+    feature_panels._risks(axes, sized)
+    alpha, beta = rows[3].sizing.posterior[8]
+    assert [line.get_label() for line in axes.lines] == ["4", "8", "16"]
+    assert axes.lines[1].get_ydata()[3] == alpha / (alpha + beta)
+
+
+def test_salt_that_reweighed_nothing_says_so() -> None:
+    salt = Salt(geometries=3, cancellation=0.1, cancellation_max=0.22, factor=1, factor_max=1, rank=1, spectrum=(0.6,))
+    settings = dataclasses.replace(Config().salt, amplification=1.0)
+    (found,) = features(dataclasses.replace(Config(), salt=settings), [made_row(0, salt=salt)])
+    assert found.words.startswith(
+        "The greatest cancellation was 0.220. Nothing was reweighed (it is severe from 0.5 on)"
+    )
+
+
+def test_updates_without_a_step_are_told_with_their_reasons(tmp_path: Path) -> None:
+    assert "step</b>" not in build_report(made_run(tmp_path / "all", updates=6)).read_text()
+    text = build_report(made_run(tmp_path / "some", updates=6, idle=(1, 2, 5))).read_text()
+    assert "3 of 6 updates took no optimizer step" in text
+    assert "no contribution has a coefficient other than 0 (3)" in text
+    assert '<tr class="nostep" title="no contribution' in text and text.count("<tr class=") == 3
+    assert f"<b>{3 * 2656:,}</b><span>trained tokens" in text, "those of the other three"
+    assert "192 dropped (equal_rewards 192)" in text
+    assert len(shaded(text)) == 2 * 6, "updates 1 and 2 are one stretch, in each"
 
 
 def test_a_run_without_events_still_has_a_report(tmp_path: Path) -> None:

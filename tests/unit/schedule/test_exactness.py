@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from fake_learner import divergence, h, trajectory_gradient
+from fake_learner import divergence, h, row_gradient, trajectory_gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from update_driver import computed, drive, grpo_events, interleave, make_trajectory, score_events, teacher, turn_events
@@ -20,7 +20,7 @@ from megathunder.config.streaming import StreamingConfig
 from megathunder.objectives.advantage import NORMALISATIONS, advantages
 from megathunder.objectives.chain import train_rows
 from megathunder.schedule.lifecycle import State
-from megathunder.types import BATCH, Rewarded, TrajectoryCompleted, TrajectoryLost
+from megathunder.types import BATCH, ContributionId, Rewarded, TrajectoryCompleted, TrajectoryLost
 
 REWARDS = st.sampled_from([0.0, 1.0, 0.0, 1.0, 0.25, 0.7, None])
 SCHEDULES = ("sync", "periodic_async", "thundersync", "one_step_off")
@@ -33,8 +33,16 @@ def check_settled(outcome, config: Config) -> None:
     report = scheduler.report
     assert report.given_tokens == sum(map(computed, outcome.commands)) and 0 <= report.wasted_share <= 1
     assert all(c.peak_groups <= config.streaming.max_open_groups for c in outcome.cells)
+    size = sum(abs(row_gradient(row)) for c in outcome.differentiations for row in c.rows)
+    assert report.loss_sum == pytest.approx(outcome.gradient, abs=1e-9 * (1 + 10 * size)), "whatever came first"
     scheduler.on_step(True)
     assert scheduler.ledger.counts.balanced and scheduler.ledger.counts.open == 0
+
+
+def applied_tokens(outcome, trajectories) -> int:
+    """Sampled tokens of those (GRPO) that are in the step."""
+    state = outcome.scheduler.ledger.state
+    return sum(t.sampled_tokens for t in trajectories if state(ContributionId(*t.id)) is State.APPLIED)
 
 
 @given(
@@ -96,6 +104,7 @@ def test_grpo_gradient_equals_the_barrier_gradient(
     assert outcome.scheduler.normaliser == (7.0 if loss == "constant" else z)
     assert outcome.scheduler.skip == (outcome.scheduler.ledger.counts.folded == 0 or z == 0 and loss != "constant")
     check_settled(outcome, config)
+    assert outcome.scheduler.report.trained_tokens == applied_tokens(outcome, [t for g in groups for t, _ in g])
 
 
 @given(
@@ -138,6 +147,7 @@ def test_opd_gradient_equals_the_barrier_gradient(
     trained = sum(len(c.trained) for c in outcome.cells)
     assert outcome.scheduler.normaliser == trained
     check_settled(outcome, config)
+    assert outcome.scheduler.report.trained_tokens == trained
 
 
 def interleave_scores(turns, scores, completed, rng):
@@ -250,6 +260,19 @@ def test_equal_rewards_known_in_time_cost_no_learner_work_and_the_batch_takes_no
         assert outcome.commands == [] and outcome.scheduler.skip
         assert outcome.scheduler.report.groups_zero_advantage == 4
         assert outcome.scheduler.ledger.counts.dropped_by_reason == {"equal_rewards": 12}
+
+
+@pytest.mark.parametrize("objective", ["grpo", "opd"])
+def test_a_step_that_was_refused_trained_no_token_and_wasted_all_work(objective: str) -> None:
+    trajectories = [make_trajectory(0, i, [2]) for i in range(3)]
+    events = [e for t, r in zip(trajectories, [1.0, 0.0, 1.0], strict=True) for e in grpo_events(t, r)]
+    if objective == "opd":
+        complete = [TrajectoryCompleted(trajectory=t, at_s=0) for t in trajectories]
+        events = [e for t in trajectories for e in (*turn_events(t), *score_events(t))] + complete
+    for stepped, trained, wasted in ((True, 12, 0.0), (False, 0, 1.0)):
+        scheduler = drive(Config(objective=objective), [3], events).scheduler
+        scheduler.on_step(stepped)
+        assert (scheduler.report.trained_tokens, scheduler.report.wasted_share) == (trained, wasted)
 
 
 def test_infrastructure_failure_leaves_statistics_to_the_survivors() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from fake_learner import FakeCell, divergence
+from fake_learner import FakeCell, divergence, row_gradient
 
 from megathunder.config.root import Config
 from megathunder.schedule.scheduler import UpdateScheduler
@@ -53,6 +53,13 @@ def computed(command: Differentiate | Fold | Score) -> int:
     return sum(max(len(row.token_ids) - row.context_tokens - 1, 0) for row in command.rows)
 
 
+def loss(command: Differentiate | Fold | Score, release: str) -> float:
+    """Loss that a learner says its rows have: here the number that their gradient is, so that sums must agree."""
+    if not isinstance(command, Differentiate) or not (command.last or release == "turn"):
+        return 0.0
+    return sum(row_gradient(row) for row in command.rows)
+
+
 def drive(
     config: Config,
     sizes: list[int],
@@ -84,7 +91,8 @@ def drive(
             found = tuple(map(divergence, command.rows)) if isinstance(command, Score) else ()
             if not found:
                 outcome.cells[cell].execute(command)
-            stats = WorkStats(tokens=computed(command), divergences=found)
+            told = loss(command, config.streaming.release)
+            stats = WorkStats(tokens=computed(command), loss_sum=told, divergences=found)
             scheduler.on_done(Done(item=command.item, cell=cell, started_s=0, ended_s=0, stats=stats), now)
         elif queue:
             scheduler.on_event(queue.pop(0), now)
