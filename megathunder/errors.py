@@ -48,16 +48,27 @@ class IllegalMove(MegathunderError):
     """A contribution was asked to make a move that its lifecycle does not have."""
 
 
-def end_on_interrupt() -> None:
-    """From now on Ctrl-C ends this process with one line and status 130, also in the middle of an import. Only for the
-    time in which nothing needs to be taken down; whoever starts something installs a handler of its own."""
+NOTHING_TRAINED = "stopped before the first update of this start: nothing was trained"
 
-    def end(*_: object) -> None:
+
+def end_on_signals(folder: object = None) -> None:
+    """From now on Ctrl-C ends this process with one line and status 130, also in the middle of an import, SIGTERM with
+    0; `folder` is the run's, once there is one. Only for the time in which nothing needs to be taken down; whoever
+    starts something installs a handler of its own."""
+
+    def end(number: int, _: object) -> None:
         if os.environ.get("RANK", "0") == "0":
-            print("error: interrupted before the run began", file=sys.stderr, flush=True)
-        os._exit(INTERRUPTED)
+            began = f"; run folder: {folder}" if folder else ""
+            said = (
+                f"{NOTHING_TRAINED}{began}" if number == signal.SIGTERM else "error: interrupted before the run began"
+            )
+            print(said, file=sys.stderr, flush=True)
+        # Other ranks wait for this one, and torchrun ends them for a failure alone.
+        alone = os.environ.get("WORLD_SIZE", "1") == "1"
+        os._exit(INTERRUPTED if number == signal.SIGINT else 0 if alone else 128 + number)
 
-    signal.signal(signal.SIGINT, end)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
 
 
 def complain(message: str) -> None:

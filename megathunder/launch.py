@@ -31,8 +31,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from megathunder.checkpoint.resume import way_on
 from megathunder.config import Config
 from megathunder.errors import TORCHRUN_FILE, ConfigError, InfrastructureFailure, UserError, complain
+from megathunder.metrics.folder import RunFolder
 from megathunder.types import (
     Differentiate,
     ExportPolicy,
@@ -118,7 +120,7 @@ class CoordinatorProcess:
     """Rank 0's child. `address` and `token` are read from its first line of output (a pipe, not the terminal)."""
 
     def __init__(self, config_file: Path, cells: int, host: str) -> None:
-        self.token = secrets.token_hex(16)
+        self.token, self._folder = secrets.token_hex(16), RunFolder(config_file.parent)
         read_end, write_end = os.pipe()
         arguments = [str(config_file), str(cells), host, str(write_end)]
         self._process = subprocess.Popen(
@@ -154,12 +156,23 @@ class CoordinatorProcess:
             complain(f"the coordinator did not end within {timeout_s:.0f} s and was killed")
             return self._process.wait() and 1
         if status < 0:
-            complain(f"the coordinator was ended by {signal.Signals(-status).name}; nothing of the run is left running")
+            complain(killed(signal.Signals(-status), self._folder))
         return status if status >= 0 else 1
 
     def forward(self, signum: int) -> None:
         if self.alive():
             self._process.send_signal(signum)
+
+
+def killed(by: signal.Signals, folder: RunFolder) -> str:
+    """What ended the coordinator, what was likely the reason and what to do."""
+    said = f"the coordinator was ended by {by.name}"
+    remedy = way_on(folder.checkpoints)
+    if by == signal.SIGKILL:
+        said += ", which nothing here sends: most likely the kernel's, for want of memory (its log, `dmesg`, says so)"
+        less = "lower rollout.max_concurrent, rollout.servers, rollout.max_total_tokens or sandbox.max_open"
+        remedy = f"{less} (memory_peaks in {folder.metrics}: who held how much); {remedy}"
+    return f"{said}; nothing of the run is left running\n  remedy:   {remedy}"
 
 
 def run_rank(config: Config, folder: Path) -> int:

@@ -1,11 +1,12 @@
-"""torchrun, with one difference: a job that is told to stop, and has saved, ends with status 0.
+"""torchrun, with two differences: a job that is told to stop, and has saved, ends with status 0; no traceback of
+torchrun's own follows what the ranks have said.
 
     python tools/torchrun.py --nproc-per-node N tools/train.py --config C.toml ...        every option is torchrun's
 
 torchrun itself ends with 1 whenever it gets a signal, however its ranks ended. Here it gets no SIGTERM: rank 0 does,
 saves a checkpoint and takes the other ranks along, torchrun sees every rank end with 0, and so does this. On a machine
 without rank 0 the first SIGTERM waits for rank 0's machine to get one too. The second one ends the job at once, as
-SIGINT does. The status is torchrun's, 128 + n where signal n ended it.
+SIGINT (Ctrl-C) does. The status is torchrun's, 128 + n where signal n ended it.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ import psutil
 
 PR_SET_PDEATHSIG = 1
 HANDLED = "SIGINT,SIGHUP,SIGQUIT"  # by torchrun: its own list without SIGTERM
+AGENT = "--run-agent"  # this file's first word where it is torchrun itself
 
 
 def main(argv: list[str]) -> int:
     """Run torchrun with `argv` and watch over it."""
     torchrun = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--signals-to-handle", HANDLED, *argv],
+        [sys.executable, __file__, AGENT, "--signals-to-handle", HANDLED, *argv],
         start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
         preexec_fn=_before_torchrun,
     )
@@ -47,6 +49,26 @@ def main(argv: list[str]) -> int:
     return status if status >= 0 else 128 - status
 
 
+def run_agent(argv: list[str]) -> int:
+    """torchrun in this process. What it raises says where in torch the end was noticed; the reason is in its summary of
+    the ranks, which is printed."""
+    try:
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.run import main as torchrun
+
+        try:
+            torchrun(argv)
+        except SignalException as ended:
+            return 128 + ended.sigval
+        except ChildFailedError as failed:
+            print(failed, file=sys.stderr)
+            return 1
+    except KeyboardInterrupt:  # before torchrun had handlers
+        return 128 + signal.SIGINT
+    return 0
+
+
 def _ranks(agent: int) -> dict[str, list[psutil.Process]]:
     """Rank -> its process, of those that torchrun has started on this machine."""
     found: dict[str, list[psutil.Process]] = {}
@@ -64,4 +86,5 @@ def _before_torchrun() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    words = sys.argv[1:]
+    sys.exit(run_agent(words[1:]) if words[:1] == [AGENT] else main(words))

@@ -17,10 +17,10 @@ import signal
 import sys
 from pathlib import Path
 
-from megathunder.errors import UserError, complain, end_on_interrupt, tell_torchrun
+from megathunder.errors import UserError, complain, end_on_signals, tell_torchrun
 
 if __name__ == "__main__":
-    end_on_interrupt()  # importing the rest takes a second or two
+    end_on_signals()  # importing the rest takes a second or two
 
 from rich.console import Console
 
@@ -56,6 +56,7 @@ def main(argv: list[str]) -> int:
             first_update = resumed_update(config, RunFolder(folder)) if config.run.resume else 0
             refuse_what_does_not_fit(show_plan(config, ranks.world, ranks.local_world))
             resume_run(start_run(with_equal_weights(config)), first_update)
+            end_on_signals(folder)
         return run_rank(with_equal_weights(config), folder)
     except UserError as error:
         if ranks.rank:
@@ -104,7 +105,7 @@ def resumed_update(config: Config, folder: RunFolder) -> int:
         return 0
     print(f"note: resuming {found.folder}: {found.state.update} updates are done")
     for change in found.changed:
-        print(f"note: changed since: {change}")
+        print(f"note: changed from update {found.state.update} on: {change}")
     return found.state.update
 
 

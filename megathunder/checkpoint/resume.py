@@ -1,8 +1,9 @@
 """Which checkpoint a start goes on from, and which settings may have changed since.
 
-A run may be resumed with another schedule, layout, batch, learning rate or length: changes are named in a note. Refused
-is what would make the saved position meaningless: another stream of tasks, or other trained parameters. Called by the
-process that starts a run, before anything expensive, and by the coordinator.
+A run may be resumed with another schedule, layout, batch, learning rate or length: changes are named, a line each, on
+the terminal, in `resumptions.jsonl` and in the report. Refused is what would make the saved position meaningless:
+another stream of tasks, or other trained parameters. Called by the process that starts a run, before anything
+expensive, and by the coordinator.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megathunder.checkpoint.folder import newest
 from megathunder.checkpoint.state import RunState, read_state
 from megathunder.config import Config
+from megathunder.config.model_shape import read_model_shape
 from megathunder.config.toml import read_config
 from megathunder.errors import ConfigError
 
@@ -23,6 +25,7 @@ log = logging.getLogger(__name__)
 
 FIXED = ("tasks.source", "tasks.kinds", "tasks.seed", "tasks.size", "learner.lora_rank", "learner.lora_targets")
 SILENT = ("run.resume", "run.overwrite", "run.updates", "run.progress", "run.folder", "rollout.port")
+SECRET = ("rollout.api_key", "sandbox.api_key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,13 @@ class Resumption:
     folder: Path
     state: RunState
     changed: tuple[str, ...]
+
+
+def way_on(checkpoints: Path) -> str:
+    """Where a run that ended too early can go on from, in words."""
+    if found := newest(checkpoints, lambda _: None):
+        return f"the last checkpoint is {found}; --run.resume goes on from it"
+    return "no checkpoint was saved (run.checkpoint_every); --run.overwrite starts anew"
 
 
 def find_resumption(config: Config, checkpoints: Path) -> Resumption | None:
@@ -47,8 +57,26 @@ def find_resumption(config: Config, checkpoints: Path) -> Resumption | None:
                 expected="the same: the place in the stream of tasks, or the trained parameters, would mean another",
                 remedy=f"set {name} = {old!r}, or give the run a new --run.name",
             )
-    told = tuple(f"{name}: {old!r} -> {new!r}" for name, old, new in found if name not in SILENT)
+    _refuse_another_shape(folder, found)
+    # A learning rate that falls to its least one at the last update falls otherwise when that is another.
+    silent = {*SILENT, *SECRET} - ({"run.updates"} if config.learner.min_learning_rate else set())
+    told = tuple(f"{name}: {old!r} -> {new!r}" for name, old, new in found if name not in silent)
     return Resumption(folder=folder, state=read_state(folder), changed=told)
+
+
+def _refuse_another_shape(folder: Path, found: list[tuple[str, object, object]]) -> None:
+    """The folder of the model may move, or be that of another run's result; the weights must still fit."""
+    for name, old, new in found:
+        if name != "learner.model" or not Path(str(old)).is_dir():
+            continue
+        before, after = (replace(read_model_shape(str(path)), max_positions=0) for path in (old, new))
+        if before != after:
+            raise ConfigError(
+                f"--run.resume with learner.model = {new!r}, a model of another shape than {old!r}, "
+                f"with which {folder} was made",
+                expected="a model of the same shape: the weights of the checkpoint go on",
+                remedy=f"set learner.model = {old!r}, or give the run a new --run.name",
+            )
 
 
 def changes(old: Config, new: Config) -> Iterator[tuple[str, object, object]]:

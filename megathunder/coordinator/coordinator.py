@@ -15,17 +15,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from megathunder.checkpoint.folder import newest
-from megathunder.checkpoint.resume import find_resumption
+from megathunder.checkpoint.resume import find_resumption, way_on
 from megathunder.config import Config
 from megathunder.coordinator import reached
 from megathunder.coordinator.assembly import Parts
 from megathunder.coordinator.record import UpdateRecord
 from megathunder.coordinator.rollouts import Collect, Rollouts, Stopped
-from megathunder.errors import InfrastructureFailure
+from megathunder.errors import NOTHING_TRAINED, InfrastructureFailure
 from megathunder.evaluation import EVALUATION, KS, Attempt, Score, score
 from megathunder.evaluation.cadence import Evaluation, append_evaluation, forget_evaluations
 from megathunder.metrics.folder import RunFolder
+from megathunder.metrics.resumptions import ResumedAt, note_resumption
 from megathunder.metrics.row import read_rows
 from megathunder.schedule.scheduler import UpdateScheduler
 from megathunder.types import Command, Done, Event, Publish, ServerAddress, TakeStep
@@ -43,6 +43,7 @@ class Coordinator:
     version: int = 0
     update: int = 0
     started_s: float = field(default_factory=time.monotonic)
+    _first_update: int = 0
     _acknowledged_s: float = 0.0
     _shown_s: float = 0.0
     _device_hours: float = 0.0
@@ -62,9 +63,14 @@ class Coordinator:
         if found is not None:
             await parts.persistence.load(found)
             self.update, self.version = found.state.update, found.state.policy_version
+            self._first_update = self.update
             self.started_s -= found.state.elapsed_s
             self._recall(parts.persistence.folder)
-            parts.monitor.say(f"resumed {found.folder}: {self.update} updates done, policy version {self.version}")
+            resumed = ResumedAt(update=self.update, changed=found.changed)
+            note_resumption(parts.persistence.folder.resumptions, resumed)
+            done = f"{self.update} updates done, policy version {self.version}"
+            changed = "".join(f"\n  from update {self.update} on: {change}" for change in found.changed)
+            parts.monitor.say(f"resumed {found.folder}: {done}{changed}")
         if (found is not None or config.rollout.urls) and not config.replay.run:
             held = await reached.held_versions(parts, parts.servers.ready)
             self.version = max([self.version, *(version + 1 for version in held.values())])
@@ -104,15 +110,18 @@ class Coordinator:
         persistence, say = self.parts.persistence, self.parts.monitor.say
         saved = await persistence.save(self.update, self.version, elapsed_s=self.elapsed_s)
         if self.update < self.config.run.updates:
+            trained = self.update > self._first_update
+            nothing = f"{NOTHING_TRAINED}; run folder: {persistence.folder.path}"
+            stopped = f"stopped after {self.update} updates" if trained else nothing
             kept = f"{f'; saved {saved}' if saved else ''}; --run.resume goes on"
-            say(f"stopped after {self.update} updates{'' if persistence.off else kept}")
+            say(f"{stopped}{'' if persistence.off else kept}")
         elif policy := await persistence.export():
             say(f"policy: {policy}")
 
     def tell_last_checkpoint(self) -> None:
         """Say where a run that failed can go on from."""
-        if found := newest(self.parts.persistence.folder.checkpoints, lambda _: None):
-            self.parts.monitor.say(f"the last checkpoint is {found}; --run.resume goes on from it")
+        if not self.parts.persistence.off:
+            self.parts.monitor.say(way_on(self.parts.persistence.folder.checkpoints))
 
     # ------------------------------------------------------------------------------------------ rollouts
 

@@ -24,6 +24,7 @@ from megathunder.coordinator.rollouts import Stopped
 from megathunder.errors import MegathunderError, UserError, complain
 from megathunder.learner.remote import LearnerClient
 from megathunder.loop import train
+from megathunder.metrics.folder import RunFolder
 from megathunder.types import ServerAddress, Shutdown
 
 SHUTDOWN_S = 60.0
@@ -47,10 +48,22 @@ async def run(config: Config, learner: LearnerClient, announce: Callable[[str], 
             await take_updates(coordinator, ending)
         limit_s = SHUTDOWN_S
     finally:
-        if learner.hellos:
-            with contextlib.suppress(MegathunderError):  # the reason why the run failed has been raised
-                await learner.everywhere(lambda item: Shutdown(item=item), limit_s)
-        await learner.close()
+        try:
+            await dismiss(config, learner, ending, limit_s)
+        finally:
+            await learner.close()
+
+
+async def dismiss(config: Config, learner: LearnerClient, ending: Ending, limit_s: float) -> None:
+    """Tell the learner's ranks that the run has ended. Where it ended well before they had all reported they are waited
+    for: they would take silence for a failure. InfrastructureFailure where they do not come, so that torchrun ends
+    them."""
+    if ending.well and learner.cells * config.learner.ranks_of_a_cell > 1:
+        limit_s = config.run.stop_timeout_s
+        await learner.connect(limit_s)
+    if learner.hellos:
+        with contextlib.suppress(MegathunderError):  # the reason why the run failed has been raised
+            await learner.everywhere(lambda item: Shutdown(item=item), limit_s)
 
 
 async def take_updates(coordinator: Coordinator, ending: Ending) -> None:
@@ -84,7 +97,8 @@ def main(config_file: str, cells: str, host: str, descriptor: str) -> int:
             pipe.write(address + "\n")
 
     async def watched() -> int:
-        ending = Ending(asyncio.current_task(), parent, config.run.stop_timeout_s)
+        folder = RunFolder(Path(config.run.folder) / config.run.name)
+        ending = Ending(asyncio.current_task(), parent, config.run.stop_timeout_s, folder)
         learner = LearnerClient(int(cells), os.environ["MEGATHUNDER_TOKEN"], host=host)
         try:
             await run(config, learner, announce, ending)

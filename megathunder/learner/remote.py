@@ -61,8 +61,8 @@ class LearnerClient:
         self._clocks: dict[int, float] = {}  # of cells on other machines: seconds to add to their clocks, at most
 
     async def connect(self, timeout_s: float) -> None:
-        """Wait for the Hello of every cell; InfrastructureFailure naming those that are missing."""
-        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._ping())]
+        """Wait for the Hello of every cell, perhaps again; InfrastructureFailure naming those that are missing."""
+        self._tasks = self._tasks or [asyncio.create_task(self._receive()), asyncio.create_task(self._ping())]
         try:
             async with asyncio.timeout(timeout_s):
                 await self._until(lambda: len(self._peers) == self._cells)

@@ -8,6 +8,7 @@
                 policy/         the trained policy, a Hugging Face folder
                 policies/       update_<n>/: the policy after n updates, at a fixed cadence
                 evaluations.jsonl   one line an evaluation on held-out tasks
+                resumptions.jsonl   one line a resumption: which settings had changed
                 timeline.png  report.html
 
 Called by the process that starts a run, after the checks, and by tools that read one.
@@ -80,6 +81,10 @@ class RunFolder:
     def evaluations(self) -> Path:
         return self.path / "evaluations.jsonl"
 
+    @property
+    def resumptions(self) -> Path:
+        return self.path / "resumptions.jsonl"
+
     def policy_after(self, updates: int) -> Path:
         return self.policies / f"update_{updates:05d}"
 
@@ -101,7 +106,8 @@ def start_run(config: Config) -> RunFolder:
     _make(folder.path)
     _hold(folder.path)
     if config.run.overwrite:
-        for path in (folder.metrics, folder.evaluations, folder.events, folder.timeline, folder.report, folder.config):
+        told = (folder.metrics, folder.evaluations, folder.resumptions, folder.events)
+        for path in (*told, folder.timeline, folder.report, folder.config):
             path.unlink(missing_ok=True)
         written = (folder.trajectories, folder.checkpoints, folder.wandb, folder.policy, folder.policies)
         for path in (*written, folder.path / "gradients", folder.path / "weights"):

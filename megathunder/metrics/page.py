@@ -10,6 +10,7 @@ from statistics import median
 
 from megathunder.config import Config
 from megathunder.metrics.features import Feature
+from megathunder.metrics.resumptions import ResumedAt
 from megathunder.metrics.row import MetricsRow, definitions
 
 CSS = """
@@ -60,7 +61,13 @@ COLUMNS = {
 
 
 def page(
-    config: Config, rows: Sequence[MetricsRow], *, curves: str, timeline_base64: str, features: Sequence[Feature] = ()
+    config: Config,
+    rows: Sequence[MetricsRow],
+    *,
+    curves: str,
+    timeline_base64: str,
+    features: Sequence[Feature] = (),
+    resumptions: Sequence[ResumedAt] = (),
 ) -> str:
     """The whole document. `timeline_base64` is a PNG; empty where the run recorded no events."""
     name = html.escape(config.run.name)
@@ -79,6 +86,7 @@ def page(
 <section><h2>Last updates</h2>{_last_rows(rows[-20:])}
 <details><summary>What each column of metrics.jsonl is</summary>{_definitions()}</details></section>
 {_memory(rows)}
+{_resumptions(resumptions)}
 <section><h2>Settings</h2><div class="settings">{_settings(config)}</div></section>
 </main></body></html>
 """
@@ -196,6 +204,19 @@ def _memory(rows: Sequence[MetricsRow]) -> str:
     )
     return f"""<section><h2>Memory: most that each held in each phase, GiB</h2>
 <table><tr><th></th>{head}</tr>{body}</table></section>"""
+
+
+def _resumptions(resumptions: Sequence[ResumedAt]) -> str:
+    """A line a setting that was changed on the way; the table of settings has the last value."""
+    changed = [(one.update, *change.partition(": ")[::2]) for one in resumptions for change in one.changed]
+    if not changed:
+        return ""
+    body = "".join(
+        f"<tr><td>{update}</td><td>{html.escape(name)}</td><td>{html.escape(values)}</td></tr>"
+        for update, name, values in changed
+    )
+    return f"""<section><h2>Settings that a resumed run changed</h2>
+<table class="words"><tr><th>from update</th><th>setting</th><th>before -&gt; after</th></tr>{body}</table></section>"""
 
 
 def _definitions() -> str:

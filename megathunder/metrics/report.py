@@ -18,6 +18,7 @@ from megathunder.metrics.curves import draw_curves
 from megathunder.metrics.features import features
 from megathunder.metrics.folder import RunFolder, open_folder, write_atomically
 from megathunder.metrics.page import page
+from megathunder.metrics.resumptions import read_resumptions
 from megathunder.metrics.row import read_rows
 from megathunder.metrics.spans import read_spans, write_chrome_trace
 from megathunder.metrics.timeline import draw_timeline
@@ -32,8 +33,9 @@ def build_report(folder: RunFolder) -> Path:
     spans = read_spans(folder.events)
     drawn = draw_timeline(spans, folder.timeline, updates=config.metrics.timeline_updates, title=title)
     picture = base64.b64encode(folder.timeline.read_bytes()).decode() if drawn else ""
-    used = tuple(features(config, rows))
-    document = page(config, rows, curves=draw_curves(rows), timeline_base64=picture, features=used)
+    used, resumed = tuple(features(config, rows)), read_resumptions(folder.resumptions)
+    drawings = {"curves": draw_curves(rows), "timeline_base64": picture}
+    document = page(config, rows, **drawings, features=used, resumptions=resumed)
     write_atomically(folder.report, document.encode())
     return folder.report
 

@@ -117,9 +117,24 @@ def test_a_killed_coordinator_ends_the_job_clearly_and_leaves_nothing(tmp_path: 
     with job(tmp_path, "coordinator", **{"run.updates": 50}, **SLOW) as running:
         running.wait_for_update(1)
         killed(running, running.named("megathunder.coordinator.process")[0].pid, "error: the coordinator was ended")
+        assert "for want of memory" in running.output() and "no checkpoint was saved" in running.output()
 
 
-@pytest.mark.parametrize(("number", "status", "ranks"), [(signal.SIGINT, 130, 0), (signal.SIGTERM, 0, 2)])
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_sigterm_before_the_first_update_ends_well_and_says_that_nothing_was_trained(
+    tmp_path: Path, ranks: int
+) -> None:
+    with job(tmp_path, "early", ranks=ranks, launcher=STOPPABLE) as running:
+        running.wait_for(lambda: running.named("sglang.launch_server"))
+        running.process.send_signal(signal.SIGTERM)
+        assert running.end(LIMIT_S) == 0, running.output()
+        assert f"nothing was trained; run folder: {running.run}" in running.output()
+        assert "Traceback" not in running.output() and not running.orphans()
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "ranks"), [(signal.SIGINT, 130, 0), (signal.SIGINT, 130, 2), (signal.SIGTERM, 0, 2)]
+)
 def test_a_signal_ends_the_run_cleanly_and_sigterm_saves_it(
     tmp_path: Path, number: int, status: int, ranks: int
 ) -> None:

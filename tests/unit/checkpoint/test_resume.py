@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 
 from megathunder.checkpoint.folder import begin, commit
-from megathunder.checkpoint.resume import find_resumption
+from megathunder.checkpoint.resume import find_resumption, way_on
 from megathunder.checkpoint.state import ControlState, RunState, read_state, write_state
 from megathunder.config import Config
 from megathunder.errors import ConfigError, UserError
 from megathunder.metrics.folder import RunFolder, resume_run
+from megathunder.metrics.resumptions import ResumedAt, note_resumption, read_resumptions
 from megathunder.tasks import SourceState, build_source
 
 
@@ -43,6 +45,44 @@ def test_changed_settings_are_named_and_those_of_the_start_are_not(tmp_path: Pat
     save(tmp_path, Config(), state())
     config = changed(changed(Config(), "learner", learning_rate=1e-4), "run", updates=80, resume=True)
     assert find_resumption(config, tmp_path).changed == ("learner.learning_rate: 0.0005 -> 0.0001",)
+
+
+def test_what_changes_an_update_is_named_and_a_key_is_not_shown(tmp_path: Path) -> None:
+    save(tmp_path, Config(), state())
+    config = changed(changed(Config(), "run", group_size=4, updates=80), "grpo", advantage="none")
+    config = changed(config, "rollout", api_key="hidden-key")
+    told = find_resumption(config, tmp_path).changed
+    assert told == ("run.group_size: 8 -> 4", f"grpo.advantage: {Config().grpo.advantage!r} -> 'none'")
+    falls = changed(config, "learner", min_learning_rate=1e-5)
+    assert "run.updates: 40 -> 80" in find_resumption(falls, tmp_path).changed, "the learning rate ends elsewhere"
+
+
+def test_a_model_of_another_shape_is_refused_and_a_moved_one_is_named(tmp_path: Path) -> None:
+    shape = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16}
+    for name, layers in (("before", 2), ("moved", 2), ("deeper", 3)):
+        (tmp_path / name).mkdir()
+        text = json.dumps(shape | {"vocab_size": 32, "model_type": "llama", "num_hidden_layers": layers})
+        (tmp_path / name / "config.json").write_text(text)
+    models = {name: str(tmp_path / name) for name in ("before", "moved", "deeper")}
+    save(tmp_path / "checkpoints", changed(Config(), "learner", model=models["before"]), state())
+    moved = find_resumption(changed(Config(), "learner", model=models["moved"]), tmp_path / "checkpoints")
+    assert moved.changed == (f"learner.model: {models['before']!r} -> {models['moved']!r}",)
+    with pytest.raises(ConfigError, match="another shape"):
+        find_resumption(changed(Config(), "learner", model=models["deeper"]), tmp_path / "checkpoints")
+
+
+def test_resumptions_are_kept_but_those_that_were_taken_back(tmp_path: Path) -> None:
+    path = RunFolder(tmp_path).resumptions
+    assert read_resumptions(path) == ()
+    for update, change in ((3, "a: 1 -> 2"), (7, "b: 1 -> 2"), (9, "c: 1 -> 2"), (7, "d: 1 -> 2")):
+        note_resumption(path, ResumedAt(update=update, changed=(change,)))
+    assert [(one.update, one.changed) for one in read_resumptions(path)] == [(3, ("a: 1 -> 2",)), (7, ("d: 1 -> 2",))]
+
+
+def test_a_run_that_ended_too_early_is_told_where_it_can_go_on_from(tmp_path: Path) -> None:
+    assert way_on(tmp_path) == "no checkpoint was saved (run.checkpoint_every); --run.overwrite starts anew"
+    folder = save(tmp_path, Config(), state())
+    assert way_on(tmp_path) == f"the last checkpoint is {folder}; --run.resume goes on from it"
 
 
 @pytest.mark.parametrize(

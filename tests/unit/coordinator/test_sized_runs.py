@@ -21,6 +21,7 @@ from megathunder.coordinator.sizing import GroupSizes
 from megathunder.coordinator.supply import NoServers, SampledSupply
 from megathunder.loop import train
 from megathunder.metrics.folder import RunFolder
+from megathunder.metrics.resumptions import read_resumptions
 from megathunder.metrics.row import MetricsRow
 from megathunder.tasks import build_source
 from megathunder.types import Done, TrajectoryId, WorkStats
@@ -53,13 +54,13 @@ def configured(folder: Path, schedule: str, updates: int, **sagc: object) -> Con
     return dataclasses.replace(config, replay=ReplayConfig(run="no servers to publish to"))
 
 
-def trained(config: Config, *, resume: bool = False) -> tuple[list[MetricsRow], GroupSizes]:
+def trained(config: Config, *, resume: bool = False, say=lambda text: None) -> tuple[list[MetricsRow], GroupSizes]:
     rows: list[MetricsRow] = []
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, resume=resume))
     sizes, learner, folder = GroupSizes(config), SavingLearner(), RunFolder(Path(config.run.folder))
     supply = SampledSupply(config, build_source(config.tasks), Sampling(), sizes)  # type: ignore[arg-type]
     saved = {"learner": learner, "supply": supply, "controls": (sizes,)}
-    quiet = SimpleNamespace(note=lambda e: None, show=lambda p: None, say=lambda t: None, row=rows.append)
+    quiet = SimpleNamespace(note=lambda e: None, show=lambda p: None, say=say, row=rows.append)
     parts = Parts(
         config=config,
         agenda=Agenda(config),
@@ -105,6 +106,16 @@ def test_ten_updates_are_five_and_a_resume_and_five_bit_for_bit(tmp_path: Path, 
     second, halves = trained(configured(tmp_path / "b", "thundersync", 10, **more), resume=True)
     assert sizings(first) + sizings(second) == sizings(straight) and len(second) == 5
     assert halves.state() == whole.state()
+
+
+def test_a_run_resumed_on_another_ladder_goes_on_and_names_the_change(tmp_path: Path) -> None:
+    trained(configured(tmp_path, "thundersync", 3))
+    said: list[object] = []
+    rows, _ = trained(configured(tmp_path, "thundersync", 6, sizes=(8, 32)), resume=True, say=said.append)
+    assert [row.update for row in rows] == [3, 4, 5] and {row.sizing.chosen for row in rows} <= {8, 32}
+    assert "\n  from update 3 on: sagc.sizes: (4, 8, 16) -> (8, 32)" in said[0]
+    (resumed,) = read_resumptions(RunFolder(tmp_path).resumptions)
+    assert (resumed.update, resumed.changed) == (3, ("sagc.sizes: (4, 8, 16) -> (8, 32)",))
 
 
 def test_a_comparison_gives_every_schedule_the_same_sizes_and_learns_from_a_batch_once(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from megathunder.metrics import features as feature_panels
 from megathunder.metrics.features import features
 from megathunder.metrics.page import certificate, page
 from megathunder.metrics.report import build_report
+from megathunder.metrics.resumptions import ResumedAt, note_resumption
 from megathunder.metrics.row import Salt
 from megathunder.metrics.spans import Span, read_spans
 from megathunder.metrics.timeline import gaps, last_updates, rows_for
@@ -115,6 +116,13 @@ def test_salt_that_reweighed_nothing_says_so() -> None:
     assert found.words.startswith(
         "The greatest cancellation was 0.220. Nothing was reweighed (it is severe from 0.5 on)"
     )
+
+
+def test_settings_that_a_resumed_run_changed_are_in_its_report(tmp_path: Path) -> None:
+    folder = made_run(tmp_path, updates=6)
+    assert "resumed run changed" not in build_report(folder).read_text()
+    note_resumption(folder.resumptions, ResumedAt(update=4, changed=("run.group_size: 8 -> 4",)))
+    assert "<td>4</td><td>run.group_size</td><td>8 -&gt; 4</td>" in build_report(folder).read_text()
 
 
 def test_updates_without_a_step_are_told_with_their_reasons(tmp_path: Path) -> None:
