@@ -2,8 +2,8 @@
 
 A run may be resumed with another schedule, layout, batch, learning rate or length: changes are named, a line each, on
 the terminal, in `resumptions.jsonl` and in the report. Refused is what would make the saved position meaningless:
-another stream of tasks, or other trained parameters. Called by the process that starts a run, before anything
-expensive, and by the coordinator.
+another stream of tasks, other trained parameters, or an optimizer whose state has another form. Called by the process
+that starts a run, before anything expensive, and by the coordinator.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from megathunder.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-FIXED = ("tasks.source", "tasks.kinds", "tasks.seed", "tasks.size", "learner.lora_rank", "learner.lora_targets")
+FIXED = (
+    *("tasks.source", "tasks.kinds", "tasks.seed", "tasks.size"),
+    *("learner.lora_rank", "learner.lora_targets", "learner.distributed_optimizer"),
+)
 SILENT = ("run.resume", "run.overwrite", "run.updates", "run.progress", "run.folder", "rollout.port")
 SECRET = ("rollout.api_key", "sandbox.api_key")
 
@@ -51,10 +54,11 @@ def find_resumption(config: Config, checkpoints: Path) -> Resumption | None:
         return None
     found = list(changes(read_config(folder / "config.toml"), config))
     for name, old, new in found:
-        if name in FIXED:
+        # Beside bfloat16 weights the optimizer keeps a copy of them in float32, which others have not.
+        if name in FIXED or name == "learner.dtype" and "bfloat16" in (old, new):
             raise ConfigError(
                 f"--run.resume with {name} = {new!r}; {folder} was made with {old!r}",
-                expected="the same: the place in the stream of tasks, or the trained parameters, would mean another",
+                expected="the same: the stream of tasks, the trained parameters or the optimizer would be others",
                 remedy=f"set {name} = {old!r}, or give the run a new --run.name",
             )
     _refuse_another_shape(folder, found)

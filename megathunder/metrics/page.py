@@ -29,7 +29,7 @@ img,section>svg{max-width:100%;height:auto;display:block}
 table{border-collapse:collapse;font-size:12px;font-variant-numeric:tabular-nums}
 th,td{padding:3px 5px;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap;line-height:1.35}
 th{color:var(--faint);font-weight:600}td:first-child,th:first-child{text-align:left}
-table.words td{text-align:left;white-space:normal}details{margin:8px 0}summary{cursor:pointer;font-weight:600}
+table.words :is(td,th){text-align:left;white-space:normal}details{margin:8px 0}summary{cursor:pointer;font-weight:600}
 .settings{columns:2 420px;column-gap:28px}
 .settings table{break-inside:avoid;width:100%;margin-bottom:14px;table-layout:fixed}
 .nostep{background:#f9e8e6}p.nostep{margin:0 0 12px;padding:6px 10px;border-left:4px solid var(--bad)}

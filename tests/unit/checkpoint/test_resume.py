@@ -87,9 +87,18 @@ def test_a_run_that_ended_too_early_is_told_where_it_can_go_on_from(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("section", "values"),
-    [("tasks", {"seed": 1}), ("tasks", {"size": 9}), ("tasks", {"kinds": ("count",)}), ("learner", {"lora_rank": 4})],
+    [
+        ("tasks", {"seed": 1}),
+        ("tasks", {"size": 9}),
+        ("tasks", {"kinds": ("count",)}),
+        ("learner", {"lora_rank": 4}),
+        ("learner", {"dtype": "bfloat16"}),
+        ("learner", {"distributed_optimizer": True}),
+    ],
 )
-def test_another_stream_of_tasks_and_other_parameters_are_refused(tmp_path: Path, section: str, values: dict) -> None:
+def test_another_stream_of_tasks_other_parameters_and_another_optimizer_are_refused(
+    tmp_path: Path, section: str, values: dict
+) -> None:
     save(tmp_path, Config(), state())
     with pytest.raises(ConfigError, match=f"{section}.{next(iter(values))}"):
         find_resumption(changed(Config(), section, **values), tmp_path)
