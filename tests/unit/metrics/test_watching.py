@@ -19,7 +19,7 @@ from megathunder.metrics.monitor import open_monitor
 from megathunder.metrics.row import read_rows
 from megathunder.metrics.sinks import WandbSink
 from megathunder.types import TrajectoryId, TrajectoryLost
-from tests.unit.metrics.made_run import made_row
+from tests.unit.metrics.made_run import NO_STEP, made_row
 
 
 def with_changes(**sections: dict[str, object]) -> Config:
@@ -147,6 +147,15 @@ def test_an_unreachable_wandb_falls_back_to_files_and_the_run_goes_on(
     assert history.logged[0]["update"] == 0
     assert "success_heldout" not in history.logged[0]
     assert (history.axis, history.finished) == ("update", True)
+
+
+def test_wandb_is_told_of_no_loss_and_no_trained_token_where_no_step_was_taken(tmp_path: Path) -> None:
+    config = with_changes(run={"folder": str(tmp_path)}, metrics={"wandb": "offline"})
+    history = History()
+    WandbSink(config, start_run(config), wandb_with(True, [], history)).row(made_row(0, **NO_STEP))
+    (logged,) = history.logged
+    assert "loss" not in logged and logged["trained_tokens"] == 0 and logged["stepped"] is False
+    assert logged["differentiated_tokens"] == 1200 and "coefficient" in logged["skip_reason"]
 
 
 def test_a_resumed_run_continues_its_own_wandb_history(tmp_path: Path) -> None:
