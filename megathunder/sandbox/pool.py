@@ -88,23 +88,38 @@ class SandboxPool:
     async def lease(self, files: Iterable[TaskFile] = (), image: str = "") -> Leased:
         """A clean sandbox with `files`; waits while `max_open` are out. Raises InfrastructureFailure."""
         await self._places.acquire()
-        sandbox: Member | None = None
-        usual = self._backend.image_of(image) == self._backend.image_of("")  # the warm ones have the default image
         try:
-            sandbox = (usual and await self._waiting()) or await self._new(image)
-            self._lent.add(sandbox)
-            self._refill()
-            await sandbox.upload(files)
+            sandbox = await self._holding(files, image)
         except BaseException:
-            if sandbox is None:
-                self._places.release()
-            else:
-                await self.give_back(sandbox)
+            self._places.release()
             raise
         return Leased(self, sandbox, self._config.lifetime_s)
 
+    async def _holding(self, files: Iterable[TaskFile], image: str) -> Member:
+        """A lent sandbox with `files`. A warm one that turns out to be dead costs nobody a retry: the next is taken."""
+        files = tuple(files)
+        usual = self._backend.image_of(image) == self._backend.image_of("")  # the warm ones have the default image
+        while True:
+            warm = await self._waiting() if usual else None
+            sandbox = warm or await self._new(image)
+            self._lent.add(sandbox)
+            self._refill()
+            try:
+                await sandbox.upload(files)
+                return sandbox
+            except BaseException as error:
+                await self._take_back(sandbox)
+                if warm is None or sandbox.healthy or not isinstance(error, InfrastructureFailure):
+                    raise
+
     async def give_back(self, sandbox: Member, *, expired: bool = False) -> None:
         """Takes a leased sandbox back: cleaned if that is safe, ended otherwise."""
+        try:
+            await self._take_back(sandbox, expired=expired)
+        finally:
+            self._places.release()
+
+    async def _take_back(self, sandbox: Member, *, expired: bool = False) -> None:
         try:
             if sandbox.reusable and sandbox.healthy and not self._closed and not expired:
                 await sandbox.clear()
@@ -117,8 +132,6 @@ class SandboxPool:
         except asyncio.CancelledError:
             await self._end(sandbox)
             raise
-        finally:
-            self._places.release()
 
     async def close(self) -> None:
         """Ends every sandbox and waits until the kernel has ended their processes; safe to call twice."""
