@@ -23,12 +23,12 @@ MENDER = ROOT / "examples" / "policies" / "mender"
 
 
 def test_an_update_on_repositories_has_both_rewards_and_takes_a_step(tmp_path: Path) -> None:
-    changes = {"run.updates": 1, "run.groups_per_update": 3, "run.group_size": 4}
+    changes = {"run.updates": 1, "run.groups_per_update": 4}
     with job(tmp_path, "swe", ranks=1, config="swe_cpu", **changes) as running:
         assert running.end(240.0) == 0, running.output()
         (row,) = running.rows()
     assert row["stepped"] and row["grad_norm"] > 0.0, row["skip_reason"]
-    assert 0.0 < row["reward_mean"] < 1.0 and row["groups_degenerate"] < 3
+    assert 0.0 < row["reward_mean"] < 1.0 and row["groups_degenerate"] < 4
     assert row["policy_lag_max"] == 0 and row["engine_learner_logprob_diff_max"] < 1e-3
 
 
@@ -43,7 +43,7 @@ def test_the_policy_of_the_terminal_example_solves_its_training_tasks_at_times()
         pool = SandboxPool(SandboxConfig(warm=1, max_running=2))
         await pool.start()
         try:
-            return await attempt_all(model, chat, train["terminal"][0] * 6, 1.0, pool)
+            return await attempt_all(model, chat, train["terminal"][0] * 12, 1.0, pool)
         finally:
             await pool.close()
 
