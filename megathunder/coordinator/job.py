@@ -19,12 +19,17 @@ from megathunder.config import Config
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.replay import ReplayConfig
 from megathunder.config.toml import read_config, to_toml
-from megathunder.errors import INTERRUPTED, MegathunderError
+from megathunder.errors import INTERRUPTED, MegathunderError, UserError
 from megathunder.launch import die_with_parent
 from megathunder.metrics.folder import RunFolder
 
 TRAIN = Path(__file__).resolve().parents[2] / "tools" / "train.py"
 TERMINAL_S = 5.0
+DECIDED = frozenset(
+    ("schedule", "run.name", "run.folder", "run.updates", "run.resume", "run.overwrite", "run.alternate")
+    + ("run.alternate_block",)
+)
+"""What a tool settles itself, so that it finds what it asked for."""
 
 
 class JobFailed(MegathunderError):
@@ -46,6 +51,7 @@ class JobStopped(MegathunderError):
 
 def run_job(config: Config, *, ranks: int, settings: Sequence[str] = ()) -> RunFolder:
     """Run `config` with `settings` (command-line words) on `ranks` learner ranks; the folder of the finished run."""
+    refuse_decided(settings)
     written = RunFolder(Path(config.run.folder).absolute() / config.run.name)
     before = _age(written.config)
     with tempfile.TemporaryDirectory() as folder:
@@ -62,6 +68,18 @@ def run_job(config: Config, *, ranks: int, settings: Sequence[str] = ()) -> RunF
         raise JobFailed(f"the job {config.run.name!r} ended with status {status}; its lines above say why")
     read_config(written.config)
     return written
+
+
+def refuse_decided(settings: Sequence[str]) -> None:
+    """Raise UserError where `settings` say what the tool that starts the job says."""
+    for word in settings:
+        name = word.removeprefix("--").partition("=")[0].replace("-", "_")
+        if word.startswith("--") and name in DECIDED:
+            raise UserError(
+                f"{word}: settled by this tool",
+                expected=f"settings of the workload, none of {', '.join(sorted(DECIDED))}",
+                remedy="use the tool's own options (--help), or change the configuration file",
+            )
 
 
 def _age(file: Path) -> int:

@@ -8,6 +8,10 @@ import time
 import psutil
 import pytest
 
+from megathunder.config import Config
+from megathunder.coordinator import job as jobs
+from megathunder.errors import UserError
+
 TOOL = """
 import signal, sys
 from megathunder.coordinator import job
@@ -29,3 +33,11 @@ def test_no_job_outlives_its_tool(number):
     while job.is_running() and job.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not job.is_running() or job.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("words", [("--run.folder", "there"), ("--run.alternate-block=2",), ("--schedule", "sync")])
+def test_what_the_tool_settles_is_not_settled_twice(words, monkeypatch):
+    monkeypatch.setattr(jobs, "_wait_for", lambda _: pytest.fail("the job began"))
+    with pytest.raises(UserError, match="settled by this tool") as refused:
+        jobs.run_job(Config(), ranks=1, settings=("--learner.learning_rate", "1e-5", *words))
+    assert "--help" in refused.value.remedy
