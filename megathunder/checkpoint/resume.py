@@ -27,7 +27,7 @@ FIXED = (
     *("tasks.source", "tasks.kinds", "tasks.seed", "tasks.size"),
     *("learner.lora_rank", "learner.lora_targets", "learner.distributed_optimizer"),
 )
-SILENT = ("run.resume", "run.overwrite", "run.updates", "run.progress", "run.folder", "rollout.port")
+SILENT = ("run.resume", "run.overwrite", "run.progress", "run.folder", "rollout.port")
 SECRET = ("rollout.api_key", "sandbox.api_key")
 
 
@@ -62,9 +62,7 @@ def find_resumption(config: Config, checkpoints: Path) -> Resumption | None:
                 remedy=f"set {name} = {old!r}, or give the run a new --run.name",
             )
     _refuse_another_shape(folder, found)
-    # A learning rate that falls to its least one at the last update falls otherwise when that is another.
-    silent = {*SILENT, *SECRET} - ({"run.updates"} if config.learner.min_learning_rate else set())
-    told = tuple(f"{name}: {old!r} -> {new!r}" for name, old, new in found if name not in silent)
+    told = tuple(f"{name}: {old!r} -> {new!r}" for name, old, new in found if name not in SILENT + SECRET)
     return Resumption(folder=folder, state=read_state(folder), changed=told)
 
 

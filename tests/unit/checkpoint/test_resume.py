@@ -44,17 +44,16 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
 def test_changed_settings_are_named_and_those_of_the_start_are_not(tmp_path: Path) -> None:
     save(tmp_path, Config(), state())
     config = changed(changed(Config(), "learner", learning_rate=1e-4), "run", updates=80, resume=True)
-    assert find_resumption(config, tmp_path).changed == ("learner.learning_rate: 0.0005 -> 0.0001",)
+    told = find_resumption(config, tmp_path).changed
+    assert sorted(told) == ["learner.learning_rate: 0.0005 -> 0.0001", "run.updates: 40 -> 80"]
 
 
 def test_what_changes_an_update_is_named_and_a_key_is_not_shown(tmp_path: Path) -> None:
     save(tmp_path, Config(), state())
-    config = changed(changed(Config(), "run", group_size=4, updates=80), "grpo", advantage="none")
+    config = changed(changed(Config(), "run", group_size=4), "grpo", advantage="none")
     config = changed(config, "rollout", api_key="hidden-key")
     told = find_resumption(config, tmp_path).changed
     assert told == ("run.group_size: 8 -> 4", f"grpo.advantage: {Config().grpo.advantage!r} -> 'none'")
-    falls = changed(config, "learner", min_learning_rate=1e-5)
-    assert "run.updates: 40 -> 80" in find_resumption(falls, tmp_path).changed, "the learning rate ends elsewhere"
 
 
 def test_a_model_of_another_shape_is_refused_and_a_moved_one_is_named(tmp_path: Path) -> None:
