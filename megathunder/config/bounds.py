@@ -38,6 +38,7 @@ AT_MOST = {
     "rollout.port": 65535.0,
     "tasks.heldout": 8192.0,  # made and sampled at every evaluation; making takes a millisecond each
     "tasks.size": 1048576.0,  # made when the run starts, a tenth of a millisecond each
+    "salt.sketch_dimension": 1048576.0,  # 4 MiB a trajectory; products err by a thousandth of the norms
     "learner.adam_beta1": 0.999999,
     "learner.adam_beta2": 0.999999,
 }
@@ -54,6 +55,8 @@ def numbers_are_in_range(config: Config) -> None:
         if math.isfinite(value) and (value > 0 if positive else value >= 0) and value <= most:
             continue
         floor = "more than 0" if positive else "0 or more"
+        if not math.isfinite(value):
+            floor = f"a finite number, {floor}"
         default = getattr(getattr(Config(), section), key)
         raise ConfigError(
             f"{name} = {value}",

@@ -6,8 +6,10 @@ import os
 import shlex
 import shutil
 import socket
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from megathunder.config.kernels import adam_of, layers_of
 from megathunder.config.root import Config
@@ -144,6 +146,28 @@ def ports_are_free(config: Config) -> None:
                     expected="free ports from rollout.port on",
                     remedy="set rollout.port = 0 to have free ones chosen, or stop what is in use there",
                 ) from None
+
+
+def servers_have_addresses(config: Config) -> None:
+    """Those of the policy and of the teacher that already run."""
+    refuse_no_address("rollout.urls", config.rollout.urls)
+    refuse_no_address("opd.teacher_urls", config.opd.teacher_urls)
+
+
+def refuse_no_address(setting: str, urls: Sequence[str]) -> None:
+    """Raise ConfigError, naming `setting`, at the first of `urls` that no request could be sent to."""
+    for url in urls:
+        try:
+            parts = urlsplit(url)
+            whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # a port or a bracketed host that is none
+            whole = False
+        if not whole:
+            raise ConfigError(
+                f"{setting} names {url!r}",
+                expected="addresses as http://HOST:PORT, or https",
+                remedy=f"correct {setting}",
+            )
 
 
 def servers_are_not_open_to_the_network(config: Config) -> None:

@@ -13,7 +13,7 @@ import socket
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
-from megathunder.config.machine import LOOPBACK
+from megathunder.config.machine import LOOPBACK, refuse_no_address
 from megathunder.config.root import Config
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import ConfigError, IsolationError
@@ -54,6 +54,7 @@ def containers_can_be_asked_for(config: Config) -> None:
                 expected="addresses of sandbox servers",
                 remedy="start tools/serve_sandboxes.py where sandboxes should run, and set sandbox.urls",
             )
+        refuse_no_address("sandbox.urls", sandbox.urls)
         exposed = [url for url in sandbox.urls if urlsplit(url).hostname not in LOOPBACK]
         if exposed and not sandbox.api_key:
             raise ConfigError(

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megathunder.config import Config
+from megathunder.config.bounds import numbers_are_in_range
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.replay import ReplayConfig
 from megathunder.config.toml import read_config, to_toml
@@ -50,8 +51,10 @@ class JobStopped(MegathunderError):
 
 
 def run_job(config: Config, *, ranks: int, settings: Sequence[str] = ()) -> RunFolder:
-    """Run `config` with `settings` (command-line words) on `ranks` learner ranks; the folder of the finished run."""
+    """Run `config` with `settings` (command-line words) on `ranks` learner ranks; the folder of the finished run.
+    UserError, before it starts, where a number of `config` is out of its range."""
     refuse_decided(settings)
+    numbers_are_in_range(config)
     written = RunFolder(Path(config.run.folder).absolute() / config.run.name)
     before = _age(written.config)
     with tempfile.TemporaryDirectory() as folder:

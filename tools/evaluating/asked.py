@@ -13,7 +13,7 @@ from pathlib import Path
 
 from megathunder.config import Config, sandbox_laws
 from megathunder.config.bounds import numbers_are_in_range
-from megathunder.config.machine import ports_are_free, the_tasks_are_there
+from megathunder.config.machine import ports_are_free, servers_have_addresses, the_tasks_are_there
 from megathunder.config.models import model_folder_is_whole
 from megathunder.errors import ConfigError
 from megathunder.evaluation import AttemptLog, Score, score
@@ -21,7 +21,7 @@ from megathunder.evaluation.session import missing, open_session, plan_of
 from megathunder.tasks import Task, heldout_tasks
 
 GENERATED = ("shell", "math")
-LAWS = (numbers_are_in_range, *sandbox_laws.ALL, the_tasks_are_there, ports_are_free)
+LAWS = (numbers_are_in_range, servers_have_addresses, *sandbox_laws.ALL, the_tasks_are_there, ports_are_free)
 LEAST_SAMPLING = 1e-3  # below this temperature attempts are copies of each other
 
 

@@ -73,6 +73,10 @@ REFUSED: list[tuple[dict[str, object], str, str]] = [
     ({"run__updates": 0}, "run.updates = 0", "40"),
     ({"run__seed": -1}, "run.seed = -1", "0"),
     ({"learner__learning_rate": float("nan")}, "learning_rate = nan", "0.0005"),
+    ({"salt__sketch_dimension": 10**10}, "sketch_dimension = 10000000000", "4096"),
+    ({"rollout__urls": ("127.0.0.1:30000",)}, "rollout.urls names '127.0.0.1:30000'", "correct rollout.urls"),
+    ({"rollout__urls": ("http://a:1", "http://a:port")}, "rollout.urls names 'http://a:port'", "correct rollout.urls"),
+    ({"opd__teacher_urls": ("http://",)}, "opd.teacher_urls names 'http://'", "correct opd.teacher_urls"),
     ({"rollout__top_p": 1.5}, "top_p = 1.5", "1.0"),
     ({"rollout__temperature": 0.0}, "temperature = 0.0", "1.0"),
     ({"learner__tensor_parallel": 3}, "4 attention heads", "1, 2, 4"),
@@ -140,6 +144,12 @@ def test_what_cannot_work_is_refused_with_the_remedy(
     assert remedy in refused.value.remedy
 
 
+def test_a_number_that_is_not_finite_is_said_to_have_to_be(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check(change(legal(tmp_path), run__stop_timeout_s=float("inf")), ranks=1)
+    assert refused.value.expected == "a finite number, more than 0"
+
+
 def test_the_legal_configuration_passes_in_under_a_second(tmp_path: Path) -> None:
     config = legal(tmp_path)
     started = time.monotonic()
@@ -196,7 +206,7 @@ def test_a_daemon_or_a_sandbox_server_that_does_not_answer_is_refused_before_any
             ({"backend": "docker", "docker_host": absent}, f"no Docker daemon at {absent}", "start dockerd"),
             ({"backend": "docker", "docker_host": "tcp://127.0.0.1:no"}, "no Docker daemon at tcp", "docker_host"),
             ({"backend": "remote", "urls": (url,)}, f"{url!r} was not reached", "serve_sandboxes.py"),
-            ({"backend": "remote", "urls": ("127.0.0.1:7070",), "api_key": "k"}, "was not reached", "sandbox.urls"),
+            ({"backend": "remote", "urls": ("foo",)}, "sandbox.urls names 'foo'", "sandbox.urls"),
         ):
             config = change(legal(tmp_path), **{f"sandbox__{name}": value for name, value in settings.items()})
             with pytest.raises(UserError) as refused:

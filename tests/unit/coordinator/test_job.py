@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from megathunder.config import Config
+from megathunder.config.replay import ReplayConfig
 from megathunder.coordinator import job as jobs
 from megathunder.errors import UserError
 
@@ -41,3 +42,9 @@ def test_what_the_tool_settles_is_not_settled_twice(words, monkeypatch):
     with pytest.raises(UserError, match="settled by this tool") as refused:
         jobs.run_job(Config(), ranks=1, settings=("--learner.learning_rate", "1e-5", *words))
     assert "--help" in refused.value.remedy
+
+
+def test_a_number_out_of_its_range_is_refused_before_the_job_begins(monkeypatch):
+    monkeypatch.setattr(jobs, "_wait_for", lambda _: pytest.fail("the job began"))
+    with pytest.raises(UserError, match="replay.speed = 0"):
+        jobs.run_job(Config(replay=ReplayConfig(speed=0.0)), ranks=1)
