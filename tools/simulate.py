@@ -150,6 +150,8 @@ def plan(
         step_s: Reduction and optimizer step.
         rows: Splits to show, the best ones.
     """
+    if rows < 1:
+        raise UserError(f"{rows} rows", expected="at least the best split", remedy="give --rows 1 or more")
     request = plans.PlanRequest(
         parameters=parameters,
         active_parameters=active_parameters or parameters,
@@ -197,6 +199,7 @@ def sagc(
         figure: Draw the rates, the walls and the controller's course here (PNG; default: beside the JSON).
         seeds: Runs of every policy on every stream.
     """
+    sizes.refuse_no_seed(seeds)
     output_file(json)
     recorded = {k: v for folder in run for k, v in lengths.recorded_lengths(open_folder(folder)).items()}
     if keep:

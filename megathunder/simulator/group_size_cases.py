@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from megathunder.config.sagc import SagcConfig
+from megathunder.errors import UserError
 from megathunder.simulator.group_sizes import Case, Load, Lognormal, Measured, Played, WallModel, play, risk
 
 FIXED = (4, 8, 16)
@@ -108,7 +109,8 @@ def has_choice(case: Case) -> bool:
 
 
 def compare(case: Case, seeds: int) -> Comparison:
-    """Every policy on `case`."""
+    """Every policy on `case`; UserError without a seed."""
+    refuse_no_seed(seeds)
     played = {size: [play(case, size, seed) for seed in range(seeds)] for size in (*FIXED, None)}
     wall = WallModel.shares(sum_of(played[FIXED[-1]]), 1.0, THIRD, THIRD)
     return Comparison(
@@ -120,6 +122,13 @@ def compare(case: Case, seeds: int) -> Comparison:
         lines=tuple(_line(runs, wall) for runs in played.values()),
         course=played[None][0],
     )
+
+
+def refuse_no_seed(seeds: int) -> None:
+    if seeds < 1:
+        raise UserError(
+            f"{seeds} seeds", expected="at least one run of every policy", remedy="give --seeds 1 or more; 5 is usual"
+        )
 
 
 def sum_of(runs: Sequence[Played]) -> Load:

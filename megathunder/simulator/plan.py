@@ -130,6 +130,12 @@ def _refuse_nonsense(request: PlanRequest) -> None:
                 expected=f"a finite number {'not below' if name in MAY_BE_0 else 'above'} 0",
                 remedy=f"give --{name.replace('_', '-')} such a number; --help shows the defaults",
             )
+    if request.active_parameters > request.parameters:
+        raise UserError(
+            f"active_parameters is {request.active_parameters:g}, parameters {request.parameters:g}",
+            expected="no more parameters used by a token than there are",
+            remedy="give --parameters all of them; --active-parameters 0 is all of them too",
+        )
     if request.objective not in ("grpo", "opd"):
         raise UserError(f"objective {request.objective!r}", expected="grpo or opd", remedy="name one of them")
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+import runpy
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from megathunder.config.sagc import SagcConfig
+from megathunder.errors import UserError
 from megathunder.metrics.folder import RunFolder
 from megathunder.simulator.group_size_cases import compare, has_choice, measured, published, synthetic
 from megathunder.simulator.group_sizes import Case, Load, Lognormal, Measured, WallModel, play
@@ -23,6 +26,31 @@ def test_the_controller_holds_its_target_where_every_fixed_size_misses_it() -> N
         assert abs(rates.pop("sagc") - found.target_rate) < 0.07
         assert all(abs(rate - found.target_rate) > 0.07 for rate in rates.values()), rates
         assert found.lines[-1].utility > 2.0, "and its groups are larger than the smallest"
+
+
+def test_without_a_run_of_every_policy_there_is_no_comparison() -> None:
+    for seeds in (0, -1):
+        with pytest.raises(UserError, match=f"{seeds} seeds"):
+            compare(synthetic(updates=3)[0], seeds=seeds)
+
+
+@pytest.mark.parametrize(
+    ("words", "seen"),
+    [
+        ("sagc --json OUT --seeds 0", "0 seeds"),
+        ("plan --parameters 8e9 --gpus 8 --rows 0", "0 rows"),
+        ("plan --parameters 1e9 --active-parameters 3.3e9 --gpus 8", "active_parameters is 3.3e+09"),
+    ],
+)
+def test_a_count_that_asks_for_nothing_ends_the_tool_with_two(
+    words: str, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["simulate.py", *words.replace("OUT", str(tmp_path / "out.json")).split()])
+    tool = runpy.run_path(str(Path(__file__).resolve().parents[3] / "tools" / "simulate.py"))
+    assert tool["main"]() == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {seen}") and "expected:" in said and "remedy:" in said
+    assert not (tmp_path / "out.json").exists()
 
 
 def test_prompts_follow_the_size_where_trajectories_are_to_stay() -> None:

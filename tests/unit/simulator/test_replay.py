@@ -196,6 +196,8 @@ def test_plan_gives_more_gpus_to_the_slower_side_and_refuses_what_does_not_fit()
         ((name, value),) = changes.items()
         with pytest.raises(UserError, match=f"{name} is {value:g}"):
             plan(replace(request, **changes))
+    with pytest.raises(UserError, match="active_parameters is 3.3e"):
+        plan(replace(request, parameters=1e9, active_parameters=3.3e9))
     with pytest.raises(UserError, match="grpo or opd"):
         plan(replace(request, objective="ppo"))
     assert plan(replace(request, tool_s=0.0, spread=0.0))
