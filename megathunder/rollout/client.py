@@ -4,8 +4,7 @@
     score       given ids -> log-probabilities of ids[start:], one forward, nothing sampled (a teacher)
 
 Transport errors, 404, 408, 429 and 5xx are sent again with bounded backoff, other 4xx and malformed answers are not;
-both
-end as InfrastructureFailure. Every call ends within its limit, tries and waits included. A cancelled call is aborted
+both end as InfrastructureFailure. Every call ends within its limit, tries and waits included. A cancelled call is aborted
 on the server (it notices the closed connection). Called by the agent loop and the collector.
 """
 
@@ -36,6 +35,10 @@ _decode = msgspec.json.Decoder(GenerateAnswer).decode
 
 class Unavailable(InfrastructureFailure):
     """The server did not do it, another (or the same one later) may: not reached, overloaded, dying."""
+
+
+class NoAnswer(Unavailable):
+    """Nothing came within the limit: the server is slow, or its scheduler hangs behind an HTTP side that lives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +134,7 @@ class EngineClient:
             async with asyncio.timeout(timeout_s):
                 return await self._try(server, request)
         except TimeoutError as error:
-            raise Unavailable(f"{server.name} did not answer within {timeout_s:.1f} s") from error
+            raise NoAnswer(f"{server.name} did not answer within {timeout_s:.1f} s") from error
 
     async def _try(self, server: ServerAddress, request: GenerateRequest) -> GenerateAnswer:
         for attempt in itertools.count(1):

@@ -3,8 +3,9 @@
     wait until a server is ready -> place -> generate -> every token of `policy_version`?  -> Generation
               ^------------------ not reached, died, aborted, another version ------|
 
-A request is repeated with the same exact token ids, so nothing that was sampled is lost when a server dies. Called by
-the agent loop and the collector.
+A request is repeated with the same exact token ids, so nothing that was sampled is lost when a server dies. One that got
+no answer in time is a deadline of its trajectory only if the server still samples for others; a server that hangs is
+restarted. Called by the agent loop and the collector.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TypeVar
 from megathunder.config.placement import PlacementConfig
 from megathunder.config.rollout import RolloutConfig
 from megathunder.errors import InfrastructureFailure
-from megathunder.rollout.client import EngineClient, Generation, Unavailable
+from megathunder.rollout.client import EngineClient, Generation, NoAnswer, Unavailable
 from megathunder.rollout.placement import Place, Placer, build_router
 from megathunder.rollout.supervisor import ServerPool
 from megathunder.rollout.wire import SamplingParams
@@ -116,8 +117,9 @@ class Engine:
                     raise DeadlinePassed
                 started_s = time.monotonic()
                 return await once(place, limit_s)
-            except Unavailable:
-                if clock.remaining_s <= 0 and limit_s < self._config.request_timeout_s:
+            except Unavailable as failure:
+                hangs = isinstance(failure, NoAnswer) and not await self._pool.works(place.server)
+                if not hangs and clock.remaining_s <= 0 and limit_s < self._config.request_timeout_s:
                     raise DeadlinePassed from None
                 self._pool.suspect(place.server)
                 if attempt == self._config.max_retries:

@@ -145,6 +145,16 @@ async def is_healthy(session: aiohttp.ClientSession, url: str, *, timeout_s: flo
         return False
 
 
+async def samples(session: aiohttp.ClientSession, url: str, *, timeout_s: float) -> bool:
+    """Whether anything comes out of the server's scheduler (SGLang waits 20 s for it), which /health does not ask. A
+    server without /health_generate is believed."""
+    try:
+        async with session.get(url + "/health_generate", timeout=aiohttp.ClientTimeout(total=timeout_s)) as answer:
+            return answer.status in (200, 404)
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return False
+
+
 def _descendants(pid: int) -> list[psutil.Process]:
     try:
         return psutil.Process(pid).children(recursive=True)

@@ -24,7 +24,7 @@ from megathunder.config.rollout import RolloutConfig
 from megathunder.config.speculation import SpeculationConfig
 from megathunder.errors import ConfigError, InfrastructureFailure, UserError
 from megathunder.rollout.command import check_cores, choose_port, resolve_device
-from megathunder.rollout.server import ServerProcess, authorization, is_healthy, start_server
+from megathunder.rollout.server import ServerProcess, authorization, is_healthy, samples, start_server
 from megathunder.types import ServerAddress
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ class Slot:
         self.restarts = 0
         self.suspected = asyncio.Event()
         self.condemned = ""
+        self.question: asyncio.Task[bool] | None = None  # whether it samples
 
 
 class ServerPool:
@@ -133,6 +134,23 @@ class ServerPool:
             if slot.address == server:
                 slot.suspected.set()
 
+    async def works(self, server: ServerAddress) -> bool:
+        """Whether `server`, which did not answer a request in time, samples at all; all who wonder ask once. One that
+        hangs is condemned. True of what is none of the pool's (a router)."""
+        slot = next((s for s in self._slots if s.address.name == server.name), None)
+        if slot is None:
+            return True
+        if slot.address != server or slot.state is not ServerState.READY:
+            return False
+        if slot.question is None or slot.question.done():
+            asked = samples(self._session, server.url, timeout_s=self._config.health_timeout_s)
+            slot.question = asyncio.create_task(asked)
+        if await asyncio.shield(slot.question):
+            return True
+        if slot.address == server:
+            self.condemn(server, "requests got no answer in time, and nothing comes out of its scheduler")
+        return False
+
     def condemn(self, server: ServerAddress, reason: str) -> None:
         """`server` lives and must not be used as it is: no work from now on; it is restarted and gets the weights."""
         for slot in self._slots:
@@ -142,9 +160,10 @@ class ServerPool:
 
     async def close(self) -> None:
         """Stop watching and end every server this pool started. Idempotent."""
-        for watcher in self._watchers:
-            watcher.cancel()
-        await asyncio.gather(*self._watchers, return_exceptions=True)
+        ending = [*self._watchers, *(slot.question for slot in self._slots if slot.question)]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
         await asyncio.gather(*(slot.process.kill() for slot in self._slots if slot.process))
         for slot in self._slots:
             slot.process = None
@@ -288,7 +307,7 @@ class ServerPool:
 
     async def _until_back(self, slot: Slot) -> None:
         deadline = time.monotonic() + self._config.startup_timeout_s
-        while not await is_healthy(self._session, slot.address.url, timeout_s=5.0):
+        while not await samples(self._session, slot.address.url, timeout_s=self._config.health_timeout_s):
             if time.monotonic() > deadline:
                 raise InfrastructureFailure(f"{slot.address.url} did not come back in time")
             await asyncio.sleep(PROBE_EVERY_S)

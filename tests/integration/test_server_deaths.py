@@ -85,3 +85,28 @@ def test_a_run_survives_servers_killed_in_an_update_and_in_a_publication(tmp_pat
         assert row["trajectories_lost"] == 0 and row["policy_lag_max"] == 0
         assert row["tokens_by_lag"].keys() == {"0"}
     assert "server rollout-0 is down" in said and "server rollout-1 is down" in said
+
+
+def test_a_server_whose_scheduler_hangs_is_restarted_and_loses_nothing(tmp_path: Path) -> None:
+    """Its HTTP side still says that it is healthy."""
+    folder = tmp_path / "hangs"
+    line = [sys.executable, "tools/train.py", "--config", "examples/shell_grpo.toml", "--run.folder", str(tmp_path)]
+    line += ["--run.name", "hangs", "--run.updates", "3", "--run.evaluate_every", "0", "--run.groups_per_update", "4"]
+    line += ["--run.group_size", str(TRAJECTORIES // 4), "--rollout.request_timeout_s", "6"]
+    with (tmp_path / "output").open("w") as output:
+        run = subprocess.Popen(line, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            while run.poll() is None and len(rows(folder)) < 1:
+                time.sleep(0.02)
+            leader = server_of(run, "rollout-0", folder)
+            (scheduler,) = (p for p in leader.children(recursive=True) if "scheduler" in p.name())
+            scheduler.suspend()
+            status = run.wait(150)
+        finally:
+            run.kill()
+    said = (tmp_path / "output").read_text()
+    assert status == 0 and "nothing comes out of its scheduler" in said and "is back (start 1)" in said, said
+    for row in rows(folder):
+        assert row["contributions_applied"] + row["contributions_dropped"] == TRAJECTORIES
+        assert "lost" not in row["dropped_by_reason"] and row["policy_lag_max"] == 0
+    assert len(rows(folder)) == 3 and not psutil.pid_exists(scheduler.pid)

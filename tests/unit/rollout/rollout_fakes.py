@@ -41,7 +41,7 @@ class FakeEngine:
 
     def __init__(self, script: Script) -> None:
         self.script, self.bodies = script, []
-        self.healthy = True
+        self.healthy, self.hangs, self.questions = True, False, 0
 
     async def generate(self, request: web.Request) -> web.Response:
         body = json.loads(await request.read())
@@ -52,6 +52,10 @@ class FakeEngine:
     async def health(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.healthy else 503)
 
+    async def health_generate(self, _: web.Request) -> web.Response:
+        self.questions += 1
+        return web.Response(status=200 if self.healthy and not self.hangs else 503)
+
 
 @contextlib.asynccontextmanager
 async def serving(script: Script, name: str = "rollout-0") -> AsyncIterator[SimpleNamespace]:
@@ -60,6 +64,7 @@ async def serving(script: Script, name: str = "rollout-0") -> AsyncIterator[Simp
     app = web.Application()
     app.router.add_post("/generate", engine.generate)
     app.router.add_get("/health", engine.health)
+    app.router.add_get("/health_generate", engine.health_generate)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -7,7 +7,20 @@ import asyncio
 import msgspec
 import pytest
 from aiohttp import web
-from rollout_fakes import TASK, ByteChat, FakeSandboxes, answer, collect, exact, only, says, scripted, serving, settings
+from rollout_fakes import (
+    TASK,
+    ByteChat,
+    FakeEngine,
+    FakeSandboxes,
+    answer,
+    collect,
+    exact,
+    only,
+    says,
+    scripted,
+    serving,
+    settings,
+)
 
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import InfrastructureFailure
@@ -90,6 +103,24 @@ def test_the_deadline_ends_a_trajectory_that_a_slow_server_holds(tmp_path):
 
     events, _, _ = collect(slow, tmp_path, deadline_s=0.4)
     assert only(events, TrajectoryCompleted)[0].trajectory.end_reason is EndReason.DEADLINE
+
+
+def test_the_deadline_of_a_trajectory_on_a_server_that_hangs_is_the_machinerys_fault(tmp_path, monkeypatch):
+    turns, seen = scripted(says("submit 42")), []
+
+    async def script(body):
+        seen.append(body)
+        await asyncio.sleep(10 if len(seen) == 1 else 0)
+        return turns(body)
+
+    async def hangs_once(engine, request):
+        engine.questions += 1
+        return web.Response(status=503 if engine.questions == 1 else 200)
+
+    monkeypatch.setattr(FakeEngine, "health_generate", hangs_once)
+    events, _, _ = collect(script, tmp_path, deadline_s=0.4)
+    assert only(events, TrajectoryCompleted)[0].trajectory.end_reason is EndReason.ANSWERED and len(seen) == 2
+    assert only(events, Rewarded)[0].reward == 1.0
 
 
 def test_a_task_may_end_an_attempt_before_the_run_does(tmp_path):

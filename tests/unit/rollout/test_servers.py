@@ -118,6 +118,25 @@ def test_a_condemned_server_gets_no_work_until_it_has_its_weights(tmp_path):
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
+def test_a_server_that_hangs_behind_a_healthy_address_is_found_out_once_and_comes_back(tmp_path):
+    async def main():
+        async with serving(lambda body: answer([1])) as fake:
+            pool = ServerPool(settings(), tmp_path, folder=tmp_path, urls=(fake.address.url,))
+            await pool.start()
+            (server,) = pool.ready
+            assert await pool.works(server) and pool.ready == (server,), "slow is not dead"
+            fake.engine.hangs, fake.engine.questions = True, 0
+            assert await asyncio.gather(*(pool.works(server) for _ in range(5))) == [False] * 5
+            assert pool.ready == () and fake.engine.questions == 1
+            assert not await pool.works(server)
+            fake.engine.hangs = False
+            (back,) = await pool.wait_ready(10.0)
+            assert back.incarnation == server.incarnation + 1 and not await pool.works(server), "the old one is gone"
+            await pool.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
 def test_a_pool_whose_servers_are_all_lost_says_so(tmp_path):
     async def main():
         async with serving(lambda body: answer([5])) as fake:
