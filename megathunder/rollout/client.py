@@ -4,8 +4,8 @@
     score       given ids -> log-probabilities of ids[start:], one forward, nothing sampled (a teacher)
 
 Transport errors, 404, 408, 429 and 5xx are sent again with bounded backoff, other 4xx and malformed answers are not;
-both end as InfrastructureFailure. Every call ends within its limit, tries and waits included. A cancelled call is aborted
-on the server (it notices the closed connection). Called by the agent loop and the collector.
+both end as InfrastructureFailure. Every call ends within its limit, tries and waits included. A cancelled call is
+aborted on the server (it notices the closed connection). Called by the agent loop and the collector.
 """
 
 from __future__ import annotations

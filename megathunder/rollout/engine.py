@@ -3,9 +3,9 @@
     wait until a server is ready -> place -> generate -> every token of `policy_version`?  -> Generation
               ^------------------ not reached, died, aborted, another version ------|
 
-A request is repeated with the same exact token ids, so nothing that was sampled is lost when a server dies. One that got
-no answer in time is a deadline of its trajectory only if the server still samples for others; a server that hangs is
-restarted. Called by the agent loop and the collector.
+A request is repeated with the same exact token ids, so nothing that was sampled is lost when a server dies. One that
+got no answer in time is a deadline of its trajectory only if the server still samples for others; a server that hangs
+is restarted. Called by the agent loop and the collector.
 """
 
 from __future__ import annotations
