@@ -90,7 +90,7 @@ def main() -> int:
             if arguments.transports:
                 report["transports"] = measure_transports(model, Path(scratch), arguments.dtype, arguments.repeats)
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
     return 0 if all(row["identical"] for row in report["steps"]) else 1

@@ -5,7 +5,7 @@
     python tools/bench_rollout.py placement --json out.json       policies of placement, two scarce caches
 
 Each measurement is a module of tools/rollout_bench/; `--help` after its name says what it does and takes.
-Exit status: 0 done, 1 a target was missed, 2 a setting must be mended.
+Exit status: 0 done, 1 a target was missed or a server failed, 2 a setting must be mended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from rollout_bench import placement, speculation
 from rollout_bench.serving import machine
 
-from megathunder.errors import UserError
+from megathunder.errors import MegathunderError, UserError
 from megathunder.metrics.output import output_file
 
 MEASUREMENTS = {"speculation": speculation, "placement": placement}
@@ -43,8 +43,11 @@ def main(argv: list[str]) -> int:
         output_file(arguments.json)
         result, met = MEASUREMENTS[arguments.measurement].measure(arguments)
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
+    except MegathunderError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     report = {"machine": machine(), "settings": settings, **result}
     arguments.json.write_text(json.dumps(report, indent=1) + "\n")
     return 0 if met else 1

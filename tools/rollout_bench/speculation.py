@@ -33,6 +33,7 @@ from megathunder.config.rollout import RolloutConfig
 from megathunder.config.speculation import SpeculationConfig
 from megathunder.rollout.client import EngineClient, Generation
 from megathunder.rollout.control import ServerControl
+from rollout_bench import asked
 from rollout_bench.serving import Served, serving, stopwatch
 from rollout_bench.traces import Request, Trace, fresh, record, repeating
 
@@ -69,7 +70,7 @@ class Row:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, default=Path("examples/policies/student_large"))
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16])
-    parser.add_argument("--traces", nargs="+", default=[*RECURRING, "fresh"])
+    parser.add_argument("--traces", nargs="+", choices=[*RECURRING, "fresh"], default=[*RECURRING, "fresh"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tasks", type=int, default=12, help="shell tasks recorded, 8 attempts each")
     parser.add_argument("--seconds", type=float, default=1.2, help="about how long the plain server is asked at a time")
@@ -77,7 +78,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> tuple[dict[str, object], bool]:
-    """The rows, their summary, and whether every target was met."""
+    """The rows, their summary, and whether every target was met. UserError, before a server starts, for options that
+    ask for nothing."""
+    asked.at_least(arguments, concurrency=1, rounds=1, tasks=1, seed=0)
+    asked.lasting(arguments.seconds)
+    asked.policy_folder(arguments.model)
     rows = asyncio.run(_measure(arguments))
     summary = summarise(rows)
     missed = missed_targets(summary)
