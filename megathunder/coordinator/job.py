@@ -18,6 +18,7 @@ from pathlib import Path
 from megathunder.config import Config
 from megathunder.config.bounds import numbers_are_in_range
 from megathunder.config.learner import LearnerConfig
+from megathunder.config.load import load_config
 from megathunder.config.replay import ReplayConfig
 from megathunder.config.toml import read_config, to_toml
 from megathunder.errors import INTERRUPTED, MegathunderError, UserError
@@ -52,14 +53,14 @@ class JobStopped(MegathunderError):
 
 def run_job(config: Config, *, ranks: int, settings: Sequence[str] = ()) -> RunFolder:
     """Run `config` with `settings` (command-line words) on `ranks` learner ranks; the folder of the finished run.
-    UserError, before it starts, where a number of `config` is out of its range."""
+    Before it starts: UserError where a number is out of its range, SystemExit (2) for a setting that there is not."""
     refuse_decided(settings)
-    numbers_are_in_range(config)
     written = RunFolder(Path(config.run.folder).absolute() / config.run.name)
     before = _age(written.config)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.toml"
         file.write_text(to_toml(config))
+        numbers_are_in_range(load_config(["--config", str(file), *settings]))
         command = [sys.executable]
         if ranks > 1:  # port 0 takes a free one, so that jobs may run side by side
             command += ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]

@@ -48,3 +48,7 @@ def test_a_number_out_of_its_range_is_refused_before_the_job_begins(monkeypatch)
     monkeypatch.setattr(jobs, "_wait_for", lambda _: pytest.fail("the job began"))
     with pytest.raises(UserError, match="replay.speed = 0"):
         jobs.run_job(Config(replay=ReplayConfig(speed=0.0)), ranks=1)
+    with pytest.raises(UserError, match="learning_rate = nan"):
+        jobs.run_job(Config(), ranks=1, settings=("--learner.learning_rate", "nan"))
+    with pytest.raises(SystemExit, match="2"):
+        jobs.run_job(Config(), ranks=1, settings=("--learner.learning_rates", "1"))
