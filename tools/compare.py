@@ -153,6 +153,12 @@ def comparison_config(arguments: Arguments, names: tuple[str, ...]) -> Config:
             expected=f"{wanted} alone",
             remedy="live takes a workload from --config, replay takes a recorded run from --run",
         )
+    if arguments.repeats < 1 or arguments.warmup < 0:
+        raise UserError(
+            f"--repeats {arguments.repeats} --warmup {arguments.warmup}",
+            expected="at least one measured update of each schedule, and no fewer than 0 before it",
+            remedy="give --repeats 1 or more, --warmup 0 or more",
+        )
     if arguments.mode == "live":
         config = read_config(given)
     else:

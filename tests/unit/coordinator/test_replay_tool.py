@@ -155,6 +155,17 @@ def test_a_comparison_is_of_a_workload_or_of_a_recording(monkeypatch: pytest.Mon
     assert table["base"] == "thundersync" and len(table["verifier_hidden"]["thundersync"]["runs"]) == 2
 
 
+@pytest.mark.parametrize("words", [("--repeats", "0"), ("--warmup", "-1")])
+def test_a_comparison_of_no_update_ends_with_two(
+    monkeypatch: pytest.MonkeyPatch, recorded: Path, words: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = tool("compare")
+    monkeypatch.setattr(module, "run_job", lambda *_, **__: pytest.fail("the job began"))
+    out = ("--json", str(recorded / "out.json"))
+    assert module.main(["--mode", "replay", "--run", str(recorded), *out, *words]) == 2
+    assert " ".join(words) in capsys.readouterr().err
+
+
 def test_a_stopped_comparison_keeps_the_rounds_that_all_schedules_have_ended_and_says_where(
     monkeypatch: pytest.MonkeyPatch, recorded: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
