@@ -128,7 +128,9 @@ class RemotePool:
         limit_s = None if wait else CALL_S + getattr(asked, "deadline_s", 0.0)
         try:
             async with self._session.post(
-                f"{url}/sandbox", data=msgspec.msgpack.encode(asked), timeout=aiohttp.ClientTimeout(total=limit_s)
+                f"{url.rstrip('/')}/sandbox",
+                data=msgspec.msgpack.encode(asked),
+                timeout=aiohttp.ClientTimeout(total=limit_s),
             ) as response:
                 data = await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:

@@ -123,7 +123,7 @@ def test_places_are_waited_for_and_given_back_by_who_goes_away(served):
 
 def test_a_client_that_died_holds_nothing_after_the_lifetime(served):
     async def die() -> None:
-        pool = RemotePool(SandboxConfig(backend="remote", urls=(served[0],), api_key=KEY))
+        pool = RemotePool(SandboxConfig(backend="remote", urls=(served[0] + "/",), api_key=KEY))
         await pool.start()
         await asyncio.gather(*(pool.lease() for _ in range(3)))
         await pool._session.close()
