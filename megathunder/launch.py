@@ -33,7 +33,15 @@ from typing import TYPE_CHECKING
 
 from megathunder.checkpoint.resume import way_on
 from megathunder.config import Config
-from megathunder.errors import TORCHRUN_FILE, ConfigError, InfrastructureFailure, UserError, complain
+from megathunder.errors import (
+    TORCHRUN_FILE,
+    ConfigError,
+    InfrastructureFailure,
+    UserError,
+    complain,
+    system_error,
+    system_words,
+)
 from megathunder.metrics.folder import RunFolder
 from megathunder.types import (
     Differentiate,
@@ -200,12 +208,18 @@ def run_rank(config: Config, folder: Path) -> int:
             coordinator.stop(STOP_S)
         if isinstance(error, UserError):
             raise
-        traceback.print_exception(error)
+        refused = system_error(error)
+        if refused is None:
+            traceback.print_exception(error)
         if coordinator is None:
             return leave_the_word_to_rank_0()
-        complain(f"learner rank 0: {error}")
+        complain(f"learner rank 0: {_refusal(refused, folder) if refused else error}")
         return 1
     return coordinator.stop(STOP_S) if coordinator else 0
+
+
+def _refusal(error: OSError, folder: Path) -> str:
+    return system_words(error, folder, way_on(RunFolder(folder).checkpoints))
 
 
 def leave_the_word_to_rank_0() -> int:

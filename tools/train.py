@@ -17,7 +17,7 @@ import signal
 import sys
 from pathlib import Path
 
-from megathunder.errors import UserError, complain, end_on_signals, tell_torchrun
+from megathunder.errors import UserError, complain, end_on_signals, system_words, tell_torchrun
 
 if __name__ == "__main__":
     end_on_signals()  # importing the rest takes a second or two
@@ -41,7 +41,7 @@ from megathunder.objectives.build import build_objective
 def main(argv: list[str]) -> int:
     """Check, show the plan, and run this rank."""
     ranks = Ranks.from_environment()
-    only_plan = "--plan" in argv
+    only_plan, folder = "--plan" in argv, Path()
     try:
         config = read_settings([a for a in argv if a != "--plan"], ranks)
         folder = Path(config.run.folder) / config.run.name
@@ -63,6 +63,11 @@ def main(argv: list[str]) -> int:
             leave_the_word_to_rank_0()
         complain(str(error))
         return 2
+    except OSError as error:  # of what is done before there are processes
+        if ranks.rank:
+            return leave_the_word_to_rank_0()
+        complain(system_words(error, folder, "then start again"))
+        return 1
 
 
 def read_settings(argv: list[str], ranks: Ranks) -> Config:

@@ -15,13 +15,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from megathunder.checkpoint.resume import way_on
 from megathunder.config import Config
 from megathunder.config.toml import read_config
 from megathunder.coordinator.assembly import assemble, assemble_replay
 from megathunder.coordinator.coordinator import Coordinator
 from megathunder.coordinator.ending import Ending
 from megathunder.coordinator.rollouts import Stopped
-from megathunder.errors import MegathunderError, UserError, complain
+from megathunder.errors import MegathunderError, UserError, complain, system_error, system_words
 from megathunder.learner.remote import LearnerClient
 from megathunder.loop import train
 from megathunder.metrics.folder import RunFolder
@@ -108,18 +109,22 @@ def main(config_file: str, cells: str, host: str, descriptor: str) -> int:
 
     try:
         return asyncio.run(watched())
-    except (UserError, MegathunderError, ExceptionGroup) as error:
-        return _explain(error)
+    except Exception as error:  # what is not known is raised again
+        return _explain(error, RunFolder(Path(config.run.folder) / config.run.name))
 
 
-def _explain(error: Exception) -> int:
+def _explain(error: Exception, folder: RunFolder) -> int:
     known = error
     while isinstance(known, ExceptionGroup):  # of the collector's task group: the first one says why
         known = known.exceptions[0]
-    if not isinstance(known, MegathunderError):
+    if isinstance(known, MegathunderError):
+        complain(str(known))
+        return 2 if isinstance(known, UserError) else 1
+    refused = system_error(error)
+    if refused is None:
         raise error
-    complain(str(known))
-    return 2 if isinstance(known, UserError) else 1
+    complain(system_words(refused, folder.path, way_on(folder.checkpoints)))
+    return 1
 
 
 if __name__ == "__main__":

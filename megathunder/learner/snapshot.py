@@ -21,6 +21,7 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 
+from megathunder.errors import WAY_ON, system_error, system_words
 from megathunder.learner import written
 
 
@@ -41,6 +42,7 @@ class Snapshot:
         """Write from a copy in host memory, in a thread; `written.heard` says when that has ended."""
         held = self._request.async_fn_args[1] if self._buckets else []
         self._buckets = [_copied(bucket, live) for bucket, live in zip(self._buckets, held, strict=True)]
+        written.reserve(self._folder, dist.get_rank())
         # A rank that ends early takes it along: what it leaves is no checkpoint.
         self._thread = threading.Thread(target=self._write_and_tell, name="checkpoint", daemon=True)
         self._thread.start()
@@ -77,7 +79,13 @@ class Snapshot:
             self.write()
         except Exception as error:  # the edge of the thread: told to the coordinator, raised by `finish`
             self._error = error
-        written.tell(self._folder, dist.get_rank(), "" if self._error is None else repr(self._error))
+        written.tell(self._folder, dist.get_rank(), self._said())
+
+    def _said(self) -> str:
+        if self._error is None:
+            return ""
+        refused = system_error(self._error)
+        return system_words(refused, self._folder, WAY_ON) if refused else repr(self._error)
 
 
 def _copied(bucket: Any, live: Any) -> Any:

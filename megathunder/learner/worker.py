@@ -15,9 +15,10 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from megathunder.errors import InfrastructureFailure, MegathunderError
+from megathunder.errors import WAY_ON, InfrastructureFailure, MegathunderError, system_error, system_words
 from megathunder.learner.link import CellLink, now_s
 from megathunder.types import Command, Done, Failed, Shutdown, WorkStats
 
@@ -39,10 +40,18 @@ def _answer(command: Command, cell: int, handlers: Mapping[type, Handler], link:
     try:
         stats = handlers[type(command)](command)
     except Exception as error:
-        known = isinstance(error, MegathunderError)  # says itself what to do
-        reason = "" if known else "\n" + "".join(traceback.format_exception(error))
-        link.send(Failed(item=command.item, cell=cell, error=f"{type(command).__name__} failed: {error}{reason}"))
+        said = _words(error, command)
+        link.send(Failed(item=command.item, cell=cell, error=f"{type(command).__name__} failed: {said}"))
         if not link.speaks:
-            print(reason or error, file=sys.stderr, flush=True)
+            print(said, file=sys.stderr, flush=True)
         raise InfrastructureFailure(f"{type(command).__name__} failed") from error
     return Done(item=command.item, cell=cell, started_s=started_s, ended_s=now_s(), stats=stats)
+
+
+def _words(error: Exception, command: Command) -> str:
+    """What says itself what to do as it is; with a traceback where nobody foresaw it."""
+    if isinstance(error, MegathunderError):
+        return str(error)
+    if refused := system_error(error):
+        return system_words(refused, Path(getattr(command, "folder", ".")), WAY_ON)
+    return f"{error}\n{''.join(traceback.format_exception(error))}"

@@ -9,6 +9,7 @@ Owned by the coordinator. Nothing here changes what is learned; a failing sink b
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -23,6 +24,7 @@ from megathunder.metrics.watch import MemoryWatch
 from megathunder.types import Event
 
 REPORT_S = 180.0
+REPORT_BYTES = 2**20  # of a page and its picture
 
 
 class Monitor:
@@ -79,7 +81,10 @@ class Monitor:
             tracing.install(None)
             self._recorder.close()
         if self._at_end and self.folder.metrics.stat().st_size:
-            self._rebuild_report(wait=True)
+            if shutil.disk_usage(self.folder.path).free < REPORT_BYTES:
+                self._console.say(f"no room for a report; free space, then: tools/report.py {self.folder.path}")
+            else:
+                self._rebuild_report(wait=True)
 
     def _rebuild_report(self, *, wait: bool) -> None:
         """In a process of its own, and politely: drawing takes seconds that belong to the run."""

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megathunder.errors import UserError
+from megathunder.errors import UserError, system_words
 from megathunder.metrics.curves import draw_curves
 from megathunder.metrics.features import features
 from megathunder.metrics.folder import RunFolder, open_folder, write_atomically
@@ -41,7 +41,7 @@ def build_report(folder: RunFolder) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 0, or 2 with the reason on stderr."""
+    """The command; 0, or 2 (1: the machine refused something) with the reason on stderr."""
     parser = argparse.ArgumentParser(prog="report.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run", type=Path, help="folder of the run")
     parser.add_argument(
@@ -54,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"error: {system_words(error, options.run, 'then build the report again')}", file=sys.stderr)
+        return 1
     if options.perfetto:
         count = write_chrome_trace(read_spans(folder.events), options.perfetto)
         print(f"trace: {options.perfetto} ({count} events; open it in ui.perfetto.dev)")
