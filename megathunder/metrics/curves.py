@@ -60,7 +60,8 @@ def _reward(axes: Axes, rows: Sequence[MetricsRow]) -> None:
     axes.plot(_x(rows), [r.reward_mean for r in rows], color=style.ROLLOUT, label="training", linewidth=1.6)
     taken = [r for r in rows if r.success_heldout is not None]
     heldout = [r.success_heldout for r in taken if r.success_heldout is not None]
-    axes.plot(_x(taken), heldout, "o-", color=style.GOOD, label="held-out", markersize=4)
+    if taken:
+        axes.plot(_x(taken), heldout, "o-", color=style.GOOD, label="held-out", markersize=4)
     if all(0 <= r.reward_mean <= 1 for r in rows):
         axes.set_ylim(0, 1.02)
     axes.legend(frameon=False, loc="lower right", fontsize=8)

@@ -143,10 +143,13 @@ def _mean_and_greatest(axes: Axes, taken: Sequence[tuple[int, Salt]], name: str)
 
 def _spectrum(axes: Axes, taken: Sequence[tuple[int, Salt]]) -> None:
     axes.set_title("largest eigenvalues, share of the trace")
-    for number in range(min(len(s.spectrum) for _, s in taken)):
-        colour = style.LEARNER if number == 0 else style.LEARNER_LIGHT
-        axes.plot([u for u, _ in taken], [s.spectrum[number] for _, s in taken], color=colour, linewidth=1.2)
+    colours = itertools.cycle((style.LEARNER, style.TAIL, style.ROLLOUT, style.INK, style.LEARNER_LIGHT))
+    for number, colour in zip(range(min(len(s.spectrum) for _, s in taken)), colours):
+        shares = [s.spectrum[number] for _, s in taken]
+        axes.plot([u for u, _ in taken], shares, color=colour, linewidth=1.2, label=f"{number + 1}")
     axes.set_ylim(0, 1.02)
+    if axes.lines:
+        axes.legend(frameon=False, fontsize=8, ncols=4)
 
 
 # ---------------------------------------------------------------------------------------------- servers

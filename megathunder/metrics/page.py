@@ -12,6 +12,7 @@ from megathunder.config import Config
 from megathunder.metrics.features import Feature
 from megathunder.metrics.resumptions import ResumedAt
 from megathunder.metrics.row import MetricsRow, definitions
+from megathunder.metrics.spans import Span
 
 CSS = """
 :root{--ink:#1f2430;--faint:#6b7280;--line:#e5e7eb;--good:#2f8f5b;--bad:#c0362c}
@@ -68,6 +69,7 @@ def page(
     timeline_base64: str,
     features: Sequence[Feature] = (),
     resumptions: Sequence[ResumedAt] = (),
+    spans: Sequence[Span] = (),
 ) -> str:
     """The whole document. `timeline_base64` is a PNG; empty where the run recorded no events."""
     name = html.escape(config.run.name)
@@ -82,7 +84,7 @@ def page(
 {certificate(rows)}
 <section><h2>Curves</h2>{_without_step(rows)}{curves}</section>
 {"".join(_feature(feature) for feature in features)}
-<section><h2>Timeline of the last updates</h2>{timeline}</section>
+<section><h2>Timeline of the last updates</h2>{timeline}{_servers_down(spans)}</section>
 <section><h2>Last updates</h2>{_last_rows(rows[-20:])}
 <details><summary>What each column of metrics.jsonl is</summary>{_definitions()}</details></section>
 {_memory(rows)}
@@ -137,12 +139,10 @@ def certificate(rows: Sequence[MetricsRow]) -> str:
 
 def _tiles(rows: Sequence[MetricsRow]) -> str:
     steady = rows[4:] or rows
-    first, last = rows[:4], rows[-4:]
     heldout = [row.success_heldout for row in rows if row.success_heldout is not None]
     idle = sum(not row.stepped for row in rows)
     tiles = [
-        ("reward, first four updates", f"{_mean(r.reward_mean for r in first):.3f}"),
-        ("reward, last four updates", f"{_mean(r.reward_mean for r in last):.3f}"),
+        *_reward_tiles(rows),
         ("held-out, last taken", f"{heldout[-1]:.3f}" if heldout else "–"),
         ("step wall, median", f"{median(r.step_wall_s for r in steady):.2f} s"),
         ("tail, median", f"{median(r.tail_s for r in steady):.2f} s"),
@@ -151,6 +151,16 @@ def _tiles(rows: Sequence[MetricsRow]) -> str:
         *([("updates without a step", f"{idle} of {len(rows)}")] if idle else []),
     ]
     return "".join(f'<div class="tile"><b>{value}</b><span>{name}</span></div>' for name, value in tiles)
+
+
+def _reward_tiles(rows: Sequence[MetricsRow]) -> list[tuple[str, str]]:
+    """The mean of four updates at either end; of a run that has not twice as many, of as many as do not overlap."""
+    if len(rows) == 1:
+        return [("reward of the update", f"{rows[0].reward_mean:.3f}")]
+    number = min(4, len(rows) // 2)
+    span = f"{('', 'two ', 'three ', 'four ')[number - 1]}update{'s' if number > 1 else ''}"
+    ends = {"first": rows[:number], "last": rows[-number:]}
+    return [(f"reward, {end} {span}", f"{_mean(r.reward_mean for r in some):.3f}") for end, some in ends.items()]
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -182,6 +192,17 @@ def _cell(name: str, value: object) -> str:
             return f"{value:.1e}"
         return f"{value:.1%}" if name in ("learner_busy_share", "active_mfu", "wasted_share") else f"{value:.3f}"
     return f"{value:,}" if isinstance(value, int) else html.escape(str(value))
+
+
+def _servers_down(spans: Sequence[Span]) -> str:
+    """Which servers went down since the run was last started, how often, and how it ended; empty where none did."""
+    marks = Counter((span.lane, span.name) for span in spans)
+    told = []
+    for (lane, name), number in sorted(marks.items()):
+        if name == "down":
+            often = {1: "once", 2: "twice"}.get(number, f"{number} times")
+            told.append(f"{html.escape(lane)} {often} ({'lost' if (lane, 'lost') in marks else 'restarted'})")
+    return f"<p>Servers that went down since the last start: {', '.join(told)}.</p>" if told else ""
 
 
 def _memory(rows: Sequence[MetricsRow]) -> str:

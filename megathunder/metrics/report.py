@@ -35,7 +35,7 @@ def build_report(folder: RunFolder) -> Path:
     picture = base64.b64encode(folder.timeline.read_bytes()).decode() if drawn else ""
     used, resumed = tuple(features(config, rows)), read_resumptions(folder.resumptions)
     drawings = {"curves": draw_curves(rows), "timeline_base64": picture}
-    document = page(config, rows, **drawings, features=used, resumptions=resumed)
+    document = page(config, rows, **drawings, features=used, resumptions=resumed, spans=spans)
     write_atomically(folder.report, document.encode())
     return folder.report
 

@@ -9,20 +9,23 @@ import warnings
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from PIL import Image
 
 from megathunder.config import Config
+from megathunder.metrics import curves
 from megathunder.metrics import features as feature_panels
 from megathunder.metrics.features import features
 from megathunder.metrics.page import certificate, page
 from megathunder.metrics.report import build_report
 from megathunder.metrics.resumptions import ResumedAt, note_resumption
-from megathunder.metrics.row import Salt
+from megathunder.metrics.row import MetricsRow, Salt
 from megathunder.metrics.spans import Span, read_spans
 from megathunder.metrics.timeline import gaps, last_updates, rows_for
+from megathunder.tracing import Recorder
 from tests.unit.metrics.made_run import everything, made_row, made_run
 
 
@@ -116,6 +119,49 @@ def test_salt_that_reweighed_nothing_says_so() -> None:
     assert found.words.startswith(
         "The greatest cancellation was 0.220. Nothing was reweighed (it is severe from 0.5 on)"
     )
+
+
+def test_the_reward_has_no_legend_of_what_was_not_evaluated() -> None:
+    def legend(rows: list[MetricsRow]) -> list[str]:
+        axes = Figure().subplots()
+        curves._reward(axes, rows)
+        return [text.get_text() for text in axes.get_legend().get_texts()]
+
+    assert legend([made_row(update) for update in range(3)]) == ["training"]
+    assert legend([made_row(update) for update in range(12)]) == ["training", "held-out"]
+
+
+def test_each_eigenvalue_has_a_name() -> None:
+    axes = Figure().subplots()
+    feature_panels._spectrum(axes, [(update, made_row(**everything(update)).salt) for update in range(3)])
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["1", "2", "3"]
+    assert len({line.get_color() for line in axes.lines}) == 3
+
+
+@pytest.mark.parametrize(
+    ("updates", "names"),
+    [
+        (1, ["reward of the update"]),
+        (3, ["reward, first update", "reward, last update"]),
+        (7, ["reward, first three updates", "reward, last three updates"]),
+        (40, ["reward, first four updates", "reward, last four updates"]),
+    ],
+)
+def test_rewards_of_both_ends_are_of_updates_that_there_were(updates: int, names: list[str]) -> None:
+    text = page(Config(), [made_row(update) for update in range(updates)], curves="", timeline_base64="")
+    assert re.findall(r"<span>(reward[^<]*)</span>", text) == names
+
+
+def test_servers_that_went_down_are_told(tmp_path: Path) -> None:
+    folder = made_run(tmp_path, updates=6)
+    assert "went down" not in build_report(folder).read_text()
+    recorder = Recorder(folder.events)
+    for lane, name in (("server-1", "down"), ("server-1", "ready"), ("server-1", "down"), ("server-1", "lost")):
+        recorder.write(lane, name, 101.0, 101.0)
+    recorder.write("server-0", "down", 102.0, 102.0)
+    recorder.close()
+    told = "Servers that went down since the last start: server-0 once (restarted), server-1 twice (lost)."
+    assert told in build_report(folder).read_text()
 
 
 def test_settings_that_a_resumed_run_changed_are_in_its_report(tmp_path: Path) -> None:
