@@ -66,6 +66,9 @@ def run_agent(argv: list[str]) -> int:
             return 1
     except KeyboardInterrupt:  # before torchrun had handlers
         return 128 + signal.SIGINT
+    finally:  # torchrun's handlers raise, wherever this process is while it ends
+        for name in HANDLED.split(","):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     return 0
 
 

@@ -130,3 +130,24 @@ def test_our_torchrun_ends_without_a_traceback_of_its_own(tmp_path: Path, interr
     assert job.returncode == status, said
     assert "Traceback" not in said
     assert interrupted or ("Root Cause" in said and "exitcode  : 7" in said)
+
+
+LATE = """
+import os, signal, torch.distributed.run
+from tools.torchrun import run_agent
+
+def job(_):
+    def interrupt(*_):
+        raise ValueError("in the middle of whatever comes next")
+    signal.signal(signal.SIGINT, interrupt)
+
+torch.distributed.run.main = job
+status = run_agent([])
+os.kill(os.getpid(), signal.SIGINT)
+raise SystemExit(status)
+"""
+
+
+def test_a_signal_after_the_work_of_torchrun_changes_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", LATE], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
