@@ -73,12 +73,17 @@ def run_agent(argv: list[str]) -> int:
 
 
 def _ranks(agent: int) -> dict[str, list[psutil.Process]]:
-    """Rank -> its process, of those that torchrun has started on this machine."""
+    """Rank -> its process, of those that torchrun has started on this machine; one that has ended, which torchrun is
+    about to notice, stands for no process."""
     found: dict[str, list[psutil.Process]] = {}
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in psutil.Process(agent).children():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            try:
                 found.setdefault(child.environ().get("RANK", ""), []).append(child)
+            except psutil.ZombieProcess:
+                found.setdefault("", [])
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
     return found
 
 

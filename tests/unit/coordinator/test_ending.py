@@ -19,6 +19,7 @@ from megathunder.coordinator.coordinator import Coordinator
 from megathunder.coordinator.ending import Ending
 from megathunder.launch import CoordinatorProcess, killed
 from megathunder.metrics.folder import RunFolder
+from tools.torchrun import _ranks
 
 ROOT = Path(__file__).parents[3]
 NOTHING = "stopped before the first update of this start: nothing was trained"
@@ -151,3 +152,10 @@ raise SystemExit(status)
 def test_a_signal_after_the_work_of_torchrun_changes_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", LATE], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+
+
+def test_a_rank_that_has_ended_is_not_taken_for_none_begun() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    assert _ranks(os.getpid()).get("") == []
+    ended.wait()
