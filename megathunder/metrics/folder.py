@@ -29,6 +29,7 @@ from megathunder.errors import UserError
 from megathunder.metrics.lines import json_lines
 
 _held: dict[Path, TextIO] = {}  # locks of this process: closed by its end alone
+LINE_BYTES = 2**16  # more than an event has
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +154,24 @@ def _hold(path: Path) -> None:
 
 
 def resume_run(folder: RunFolder, first_update: int) -> None:
-    """Forget what was written of `first_update` and later: they will be taken again."""
+    """Forget what was written of `first_update` and later: they will be taken again. Events stay, whole lines."""
     if folder.metrics.exists():
         kept = [line for line, row in json_lines(folder.metrics) if row["update"] < first_update]
         write_atomically(folder.metrics, b"".join(kept))
     for path in folder.trajectories.glob("update_*.jsonl"):
         if int(path.stem.removeprefix("update_")) >= first_update:
             path.unlink()
+    if folder.events.exists():
+        _end_at_a_line(folder.events)
+
+
+def _end_at_a_line(path: Path) -> None:
+    """What a crash or a full disk cut off goes: the next line is not to begin in the middle of it."""
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - LINE_BYTES))
+        tail = file.read()
+        file.truncate(size - len(tail) + tail.rfind(b"\n") + 1)
 
 
 def open_folder(path: str | Path) -> RunFolder:

@@ -103,6 +103,18 @@ def test_resuming_forgets_the_updates_that_will_be_taken_again(tmp_path: Path) -
     assert [row.update for row in read_rows(folder.metrics)] == [0, 1, 2, 3, 4]
 
 
+def test_a_resumed_run_writes_no_event_onto_one_that_was_cut_off(tmp_path: Path) -> None:
+    folder = made_run(tmp_path, updates=6)
+    before = len(read_spans(folder.events))
+    with folder.events.open("a") as file:
+        file.write('{"lane": "rollout/39", "name": "tu')
+    resume_run(folder, 4)
+    recorder = tracing.Recorder(folder.events)
+    recorder.write(tracing.CHECKPOINT_LANE, "write", 1e3, 1e3)
+    recorder.close()
+    assert len(read_spans(folder.events)) == before + 1
+
+
 def test_a_run_writes_its_settings_first(tmp_path: Path) -> None:
     config = config_in(tmp_path)
     assert start_run(config).read_config() == config
