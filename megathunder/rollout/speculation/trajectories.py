@@ -8,6 +8,7 @@ A cache adds how tokens are found again: `_added`, `_dropped` and `draft`. Base 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ class Told:
     running: int = 0
 
 
-class TrajectoryCache:
+class TrajectoryCache(ABC):
     """`SuffixCache` without the drafts."""
 
     def __init__(self, max_tokens: int) -> None:
@@ -78,10 +79,10 @@ class TrajectoryCache:
         if told.tokens:
             self._dropped(told)
 
+    @abstractmethod
     def _added(self, told: Told, had: int) -> None:
         """`told` has tokens[had:] more: find them from now on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _dropped(self, told: Told) -> None:
         """`told` is no longer held: forget where its tokens were."""
-        raise NotImplementedError
