@@ -43,7 +43,7 @@ setup(
     },
     entry_points={
         "sglang.srt.plugins": [
-            "megathunder_suffix_speculation = megathunder.rollout.speculation.plugin:install",
+            "megathunder_suffix_speculation = megathunder.speculation.plugin:install",
         ]
     },
 )

@@ -9,7 +9,7 @@ The run folder must then be one that every machine sees: ranks write checkpoints
 
 Whoever ends takes the others along: ranks end with torchrun, the coordinator with rank 0 (parent-death signal), every
 rank stops when its connection to the coordinator closes, torchrun ends what is left. Servers and sandboxes die with the
-coordinator. Signals mean what `coordinator/ending.py` says: rank 0 passes them on, and the ranks, which may be in the
+coordinator. Signals mean what `coordinator/shutdown.py` says: rank 0 passes them on, and the ranks, which may be in the
 middle of a collective, end when the coordinator says so.
 """
 
@@ -42,7 +42,7 @@ from megathunder.errors import (
     system_error,
     system_words,
 )
-from megathunder.metrics.folder import RunFolder
+from megathunder.metrics.run_folder import RunFolder
 from megathunder.types import (
     Differentiate,
     ExportPolicy,
@@ -57,7 +57,7 @@ from megathunder.types import (
 )
 
 if TYPE_CHECKING:
-    from megathunder.learner.link import Endpoint
+    from megathunder.learner.transport.link import Endpoint
 
 STOP_S = 45.0
 ADDRESS_S = 120.0  # until the coordinator listens
@@ -258,9 +258,9 @@ def _learn(config: Config, folder: Path, coordinator: CoordinatorProcess | None)
 
     cpu.import_megatron()
     from megathunder.learner.learner import Learner
-    from megathunder.learner.link import CellLink, LeaderLink
     from megathunder.learner.parallel import initialize, shutdown
-    from megathunder.learner.worker import serve
+    from megathunder.learner.transport.link import CellLink, LeaderLink
+    from megathunder.learner.transport.worker import serve
     from megathunder.publish.publisher import Publisher
 
     ranks = Ranks.from_environment()
@@ -330,7 +330,7 @@ def _share_endpoint(coordinator: CoordinatorProcess | None) -> Endpoint:
     """Rank 0 knows where the coordinator listens and tells the other ranks."""
     import torch.distributed as dist
 
-    from megathunder.learner.link import Endpoint
+    from megathunder.learner.transport.link import Endpoint
 
     known = [(coordinator.address, coordinator.token) if coordinator else None]
     if dist.get_world_size() > 1:

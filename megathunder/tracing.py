@@ -1,6 +1,6 @@
 """Spans and marks: who did what, when. Rooms call `span`/`mark`; a run installs one recorder (default: none).
 
-Events are appended as JSON lines to `events.jsonl` and drawn by `metrics/timeline.py`. A lane is a row of that picture:
+Events are appended as JSON lines to `events.jsonl` and drawn by `report/timeline.py`. A lane is a row of that picture:
 
     rollout/<n>     one trajectory in flight; names: trajectory, turn, tool, verifier, score
     learner/<cell>  one learner cell; names: differentiate, fold, step, publish, save

@@ -299,7 +299,8 @@ class Publish(Wire):
 
 class SaveCheckpoint(Wire):
     """Write weights, optimizer, counters and generators into `folder`. Every rank takes part. In the background: copy
-    them to host memory, write from there beside other work, and say so in the folder (`learner/written.py`)."""
+    them to host memory, write from there beside other work, and say so in the folder
+    (`learner/checkpoint/checkpoint_status.py`)."""
 
     item: int
     folder: str

@@ -30,18 +30,18 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.comparison.comparison import BASE, Comparison, compare
+from benchmarks.comparison.job import JobFailed, JobStopped, replay_config, run_job
+from benchmarks.comparison.machine import independence, processor
 from megathunder.config import Config
 from megathunder.config.replay import ReplayConfig
 from megathunder.config.toml import read_config
 from megathunder.config.variant import Variant
-from megathunder.coordinator.job import JobFailed, JobStopped, replay_config, run_job
 from megathunder.errors import UserError
-from megathunder.metrics.comparison import BASE, Comparison, compare
-from megathunder.metrics.folder import RunFolder
-from megathunder.metrics.machine import independence, processor
-from megathunder.metrics.output import output_file
+from megathunder.metrics.output_file import output_file
+from megathunder.metrics.run_folder import RunFolder
 from megathunder.metrics.spans import read_spans
-from megathunder.metrics.timeline import draw_schedules
+from megathunder.report.timeline import draw_schedules
 from megathunder.simulator.interference import Interference
 from megathunder.simulator.predict import predict
 from megathunder.simulator.recorded import read_recorded_run

@@ -58,7 +58,7 @@ def _refuse_filled(target: Path, overwrite: bool) -> None:
 
 
 def _convert(arguments: argparse.Namespace) -> int:
-    from megathunder.learner.weights.convert import FileLayout, to_hf, to_megatron
+    from megathunder.learner.model.weights.convert_folder import FileLayout, to_hf, to_megatron
 
     if arguments.command == "to-hf":
         return to_hf(arguments.source, arguments.target, file_bytes=int(arguments.file_gb * 1e9))

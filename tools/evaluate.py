@@ -30,14 +30,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import msgspec
-from evaluating.asked import Asked, attempt_logs, heldout, policy_folder, prepared, read_ks, scores
+from evaluating.arguments import Asked, attempt_logs, heldout, policy_folder, prepared, read_ks, scores
 from evaluating.runs import compare_runs
-from evaluating.shown import show
+from evaluating.tables import show
 
 from megathunder.config.load import load_config
 from megathunder.errors import INTERRUPTED, MegathunderError, UserError
 from megathunder.evaluation.session import plan_of
-from megathunder.metrics.output import output_file
+from megathunder.metrics.output_file import output_file
 
 
 def main(argv: list[str]) -> int:

@@ -28,10 +28,10 @@ import msgspec
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import INTERRUPTED, MegathunderError, UserError
 from megathunder.evaluation.validation import Verdict, Verdicts, validate_instance
-from megathunder.metrics.output import output_file
+from megathunder.metrics.output_file import output_file
 from megathunder.sandbox import SandboxPool
 from megathunder.tasks.patch import make_patch
-from megathunder.tasks.protected import is_protected, is_test_file
+from megathunder.tasks.protected_paths import is_protected, is_test_file
 from megathunder.tasks.swe import Instance, repository_files, to_task
 
 BUDGET_S = 20.0

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megathunder.config.learner import LearnerConfig
 from megathunder.errors import ConfigError, UserError
-from megathunder.metrics.output import output_file
+from megathunder.metrics.output_file import output_file
 
 # Layout -> (processes, settings of [learner]); those with experts need a mixture of experts.
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -95,7 +95,7 @@ def _chosen_layouts(text: str) -> list[str]:
 
 def _models(text: str, scratch: Path) -> dict[str, str]:
     """Name -> folder; tiny models are made in `scratch`."""
-    from megathunder.learner.families.tiny import TINY, make_tiny
+    from examples.policies.build.tiny import TINY, make_tiny
 
     if (Path(text) / "config.json").is_file():
         return {Path(text).resolve().name: str(Path(text).resolve())}
@@ -142,10 +142,10 @@ def compared(models: dict[str, str], layouts: list[str], dtype: str, lora_rank: 
     """Model -> layout -> differences of every model in every layout of this world size; on rank 0 the whole of it."""
     from megatron.core import parallel_state
 
-    from megathunder.learner.families import read_config
-    from megathunder.learner.model import build_model
+    from benchmarks.parity.parity_checks import compare
+    from megathunder.learner.model.build_model import build_model
+    from megathunder.learner.model.families import read_config
     from megathunder.learner.parallel import initialize
-    from megathunder.learner.parity import compare
 
     results: dict[str, Any] = {name: {} for name in models}
     for layout_name in layouts:

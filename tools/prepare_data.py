@@ -33,12 +33,12 @@ import msgspec
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import INTERRUPTED, InfrastructureFailure, MegathunderError, UserError
 from megathunder.evaluation.validation import Verdict, Verdicts, validate_instance, validate_terminal
-from megathunder.metrics.output import output_file
+from megathunder.metrics.output_file import output_file
 from megathunder.sandbox import SandboxPool
 from megathunder.sandbox.bubblewrap import UIDS_PER_PROCESS
 from megathunder.tasks import Task
 from megathunder.tasks.benchmarks import REPOSITORIES
-from megathunder.tasks.rows import raw_rows
+from megathunder.tasks.row_files import raw_rows
 from megathunder.tasks.swe import REPORT, VERDICTS, Instance, by_repository, instance_files, to_task
 from megathunder.tasks.terminal import read_folder, reference, split_folders, task_folders
 

@@ -5,7 +5,8 @@ The trajectories of the run arrive at their recorded times (scaled, shuffled, wi
 and the loop of a live run, and the real learner works on them: no engine, no sandbox. The policy is the run's first
 model in every update, so engine and learner log-probabilities agree only where that model sampled.
 With --check-against, each update runs under both schedules and the gradients, and the weights after one real step, are
-compared by kind of parameter (metrics/differences.py says why weights are compared by norm). Updates in which no group
+compared by kind of parameter (benchmarks/comparison/differences.py says why weights are compared by norm).
+Updates in which no group
 has different rewards have a gradient of 0 under every schedule: where all are such, the check has not passed.
 Exit status: 0, 1 above the tolerance, for a failed job or on SIGTERM, 2 for a setting to mend or a check that had
 nothing to compare, 130 interrupted.
@@ -27,17 +28,17 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.comparison.differences import Differences, differences, worst
+from benchmarks.comparison.job import JobFailed, JobStopped, replay_config, run_job
 from megathunder.config import Config
 from megathunder.config.replay import ReplayConfig
 from megathunder.config.variant import Variant
-from megathunder.coordinator.agenda import Agenda
-from megathunder.coordinator.job import JobFailed, JobStopped, replay_config, run_job
-from megathunder.coordinator.replay import read_recorded
+from megathunder.coordinator.replayed_rollouts import read_recorded
+from megathunder.coordinator.update_plan import Agenda
 from megathunder.errors import UserError
-from megathunder.metrics.differences import Differences, differences, worst
-from megathunder.metrics.folder import RunFolder
-from megathunder.metrics.output import output_file
+from megathunder.metrics.output_file import output_file
 from megathunder.metrics.row import MetricsRow, read_rows
+from megathunder.metrics.run_folder import RunFolder
 
 console = Console(highlight=False)
 console.width = max(console.width, 120)  # a file has no width of its own

@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from megathunder.metrics.report import main
+from megathunder.report.html_report import main
 
 if __name__ == "__main__":
     sys.exit(main())

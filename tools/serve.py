@@ -21,10 +21,15 @@ from pathlib import Path
 
 from megathunder.config import Config
 from megathunder.config.load import load_config
-from megathunder.config.machine import cores_exist, devices_exist, ports_are_free, servers_are_not_open_to_the_network
-from megathunder.config.models import model_folder_is_whole
+from megathunder.config.machine_checks import (
+    cores_exist,
+    devices_exist,
+    ports_are_free,
+    servers_are_not_open_to_the_network,
+)
+from megathunder.config.model_checks import model_folder_is_whole
 from megathunder.errors import UserError
-from megathunder.metrics.folder import write_atomically
+from megathunder.metrics.run_folder import write_atomically
 from megathunder.rollout import ServerPool
 from megathunder.types import ServerAddress
 

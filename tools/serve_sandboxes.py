@@ -20,8 +20,8 @@ from aiohttp import web
 
 from megathunder.config import Config
 from megathunder.config.load import load_config
-from megathunder.config.machine import LOOPBACK
-from megathunder.config.sandbox_laws import containers_can_be_asked_for, the_sandbox_is_installed
+from megathunder.config.machine_checks import LOOPBACK
+from megathunder.config.sandbox_checks import containers_can_be_asked_for, the_sandbox_is_installed
 from megathunder.errors import ConfigError, UserError
 from megathunder.sandbox import SandboxPool
 from megathunder.sandbox.serving import SandboxServer

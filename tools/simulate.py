@@ -21,22 +21,22 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.papers import balance as balances
+from benchmarks.papers import group_size_cases as sizes
+from benchmarks.papers import lengths, simulation_report
+from benchmarks.papers import sweep as sweeps
 from megathunder.errors import UserError
-from megathunder.metrics.folder import open_folder
-from megathunder.metrics.output import output_file
+from megathunder.metrics.output_file import output_file
 from megathunder.metrics.row import read_rows
-from megathunder.simulator import balance as balances
-from megathunder.simulator import group_size_cases as sizes
-from megathunder.simulator import lengths, report
-from megathunder.simulator import plan as plans
-from megathunder.simulator import sweep as sweeps
+from megathunder.metrics.run_folder import open_folder
+from megathunder.simulator import gpu_split as plans
 from megathunder.simulator.predict import predict as predict_run
 from megathunder.simulator.recorded import read_recorded_run
-from megathunder.simulator.replay import replay
+from megathunder.simulator.schedule_replay import replay
 
 console = Console()
 console.width = max(console.width, 110)  # a file has no width of its own
-SHELL_LENGTHS = Path(__file__).resolve().parent.parent / "results" / "shell_lengths.json"
+SHELL_LENGTHS = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "shell_lengths.json"
 """Lengths that runs on the shell tasks recorded."""
 WARM_UP = 4
 """Updates whose spans the cost fit leaves out, where a run has more."""
@@ -65,12 +65,12 @@ def predict(run: tyro.conf.Positional[Path], json: Path | None = None, figure: P
     if result.error_vs_measured is not None:
         console.print(f"simulated against measured step wall: median difference {100 * result.error_vs_measured:.1f} %")
     if json:
-        report.write_json(result, json)
+        simulation_report.write_json(result, json)
     if figure:
         last, config = recorded.updates[-1].trace, recorded.config
         under = [dataclasses.replace(config, schedule=schedule) for schedule in result.speedup_vs_sync]
         results = [replay(config, last, recorded.costs, recorded.cells) for config in under]
-        report.draw_timeline(last, results, figure)
+        simulation_report.draw_timeline(last, results, figure)
 
 
 def sweep(json: Path, figure: Path | None = None, seed: int = 0) -> None:
@@ -83,8 +83,8 @@ def sweep(json: Path, figure: Path | None = None, seed: int = 0) -> None:
     """
     output_file(json)
     result = sweeps.sweep(list(sweeps.points()), seed)
-    report.write_json(result, json)
-    report.draw_sweep(result, figure or json.with_suffix(".png"))
+    simulation_report.write_json(result, json)
+    simulation_report.draw_sweep(result, figure or json.with_suffix(".png"))
     console.print(
         f"simulated: {result.configurations} configurations, mean difference {100 * result.mean_rel_diff:.2f} %, "
         f"greatest {100 * result.max_rel_diff:.2f} %, by objective {result.mean_rel_diff_by_objective}"
@@ -100,8 +100,8 @@ def balance(json: Path, figure: Path | None = None) -> None:
     """
     output_file(json)
     result = balances.balance(balances.PaperModel())
-    report.write_json(result, json)
-    report.draw_balance(result, figure or json.with_suffix(".png"))
+    simulation_report.write_json(result, json)
+    simulation_report.draw_balance(result, figure or json.with_suffix(".png"))
     table = Table("modelled by the paper", "paper", "here", title="simulated, under the assumptions in the JSON")
     for reference in result.references:
         table.add_row(reference.name, f"{reference.paper:g}", f"{reference.ours:.3f}")
@@ -128,7 +128,7 @@ def plan(
     step_s: float = 2.0,
     rows: int = 12,
 ) -> None:
-    """How to split GPUs between rollout and learner, from a stated cost model (megathunder/simulator/plan.py).
+    """How to split GPUs between rollout and learner, from a stated cost model (megathunder/simulator/gpu_split.py).
 
     Args:
         parameters: Parameters of the model (30e9).
@@ -194,7 +194,7 @@ def sagc(
 
     Args:
         json: Write every number and the assumptions here.
-        run: Folders of runs whose groups of lengths are taken, beside those in results/shell_lengths.json.
+        run: Folders of runs whose groups of lengths are taken, beside those in benchmarks/results/shell_lengths.json.
         keep: Write the lengths of these runs here.
         figure: Draw the rates, the walls and the controller's course here (PNG; default: beside the JSON).
         seeds: Runs of every policy on every stream.
@@ -213,8 +213,8 @@ def sagc(
         comparisons=tuple(sizes.compare(case, seeds) for case in streams),
         published=sizes.published(),
     )
-    report.write_json(result, json)
-    report.draw_sagc(result, figure or json.with_suffix(".png"))
+    simulation_report.write_json(result, json)
+    simulation_report.draw_sagc(result, figure or json.with_suffix(".png"))
     columns = ("stream", "policy", "straggler rate", "target", "mean log2 G", "wall / fixed 16", "trajectories")
     table = Table(*columns, title=f"simulated, {seeds} seeds")
     for found in result.comparisons:

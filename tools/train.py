@@ -31,11 +31,11 @@ from megathunder.config.load import load_config
 from megathunder.config.model_shape import read_model_shape
 from megathunder.config.variant import Variant
 from megathunder.launch import Ranks, leave_the_word_to_rank_0, run_rank
-from megathunder.metrics.budget import refuse_what_does_not_fit
-from megathunder.metrics.folder import RunFolder, resume_run, start_run
-from megathunder.metrics.memory import gpu_use, host_limit_bytes
-from megathunder.metrics.plan import Plan, make_plan, plan_table
-from megathunder.objectives.build import build_objective
+from megathunder.metrics.run_folder import RunFolder, resume_run, start_run
+from megathunder.objectives.build_objective import build_objective
+from megathunder.planning.budget import refuse_what_does_not_fit
+from megathunder.planning.memory import gpu_use, host_limit_bytes
+from megathunder.planning.plan import Plan, make_plan, plan_table
 
 
 def main(argv: list[str]) -> int:

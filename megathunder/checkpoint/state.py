@@ -1,6 +1,6 @@
 """What the coordinator saves of itself: where the run stands, beside the learner's own files.
 
-    checkpoint/learner/          weights, optimizer, counters, generators (`learner/state.py`)
+    checkpoint/learner/          weights, optimizer, counters, generators (`learner/checkpoint/learner_state.py`)
                coordinator.json  RunState
                config.toml       the settings it was made with
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import tyro
 
-from megathunder.config.affine import refuse_not_affine
 from megathunder.config.root import Config
+from megathunder.config.streamable import refuse_not_affine
 from megathunder.config.toml import free_tables, read_config, settings
 from megathunder.errors import ConfigError
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 import tomli_w
 
-from megathunder.config.affine import refuse_not_affine
 from megathunder.config.root import Config
+from megathunder.config.streamable import refuse_not_affine
 from megathunder.errors import ConfigError
 
 Table = dict[str, object]

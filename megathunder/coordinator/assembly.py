@@ -17,22 +17,23 @@ from typing import TYPE_CHECKING
 
 from megathunder.config import Config
 from megathunder.config.model_shape import ModelShape, read_model_shape
-from megathunder.coordinator.agenda import Agenda
-from megathunder.coordinator.drafting import Drafting, drafting
-from megathunder.coordinator.manners import Manners, build_placer
+from megathunder.coordinator.learner_client import LearnerClient
 from megathunder.coordinator.persistence import Persistence
-from megathunder.coordinator.replay import ReplayedSupply, read_recorded
+from megathunder.coordinator.replayed_rollouts import ReplayedSupply, read_recorded
+from megathunder.coordinator.rollout_mode import Manners, build_placer
 from megathunder.coordinator.sizing import GroupSizes
+from megathunder.coordinator.speculation_monitor import Drafting, drafting
 from megathunder.coordinator.supply import NoServers, SampledSupply, Servers, Supply
-from megathunder.learner.remote import LearnerClient
-from megathunder.metrics.flops import measured_peak
-from megathunder.metrics.folder import RunFolder
+from megathunder.coordinator.update_plan import Agenda
 from megathunder.metrics.monitor import Monitor, open_monitor
-from megathunder.rollout.collector import Collector
-from megathunder.rollout.command import resolve_device
-from megathunder.rollout.control import ServerControl
-from megathunder.rollout.supervisor import ServerPool
-from megathunder.sandbox import Pool, grade, open_pool
+from megathunder.metrics.run_folder import RunFolder
+from megathunder.planning.flops import measured_peak
+from megathunder.rewards.grading import grade
+from megathunder.rollout.agents.collector import Collector
+from megathunder.rollout.servers.command import resolve_device
+from megathunder.rollout.servers.control import ServerControl
+from megathunder.rollout.servers.supervisor import ServerPool
+from megathunder.sandbox import Pool, open_pool
 from megathunder.tasks import ChatFormat, build_source
 from megathunder.types import ServerAddress
 

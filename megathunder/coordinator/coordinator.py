@@ -17,16 +17,16 @@ from dataclasses import dataclass, field
 
 from megathunder.checkpoint.resume import find_resumption, way_on
 from megathunder.config import Config
-from megathunder.coordinator import reached
+from megathunder.coordinator import weight_sync
 from megathunder.coordinator.assembly import Parts
 from megathunder.coordinator.record import UpdateRecord
 from megathunder.coordinator.rollouts import Collect, Rollouts, Stopped
 from megathunder.errors import NOTHING_TRAINED, InfrastructureFailure
 from megathunder.evaluation import EVALUATION, KS, Attempt, Score, score
 from megathunder.evaluation.cadence import Evaluation, append_evaluation, forget_evaluations
-from megathunder.metrics.folder import RunFolder
 from megathunder.metrics.resumptions import ResumedAt, note_resumption
 from megathunder.metrics.row import read_rows
+from megathunder.metrics.run_folder import RunFolder
 from megathunder.schedule.scheduler import UpdateScheduler
 from megathunder.types import Command, Done, Event, Publish, ServerAddress, TakeStep
 
@@ -72,9 +72,9 @@ class Coordinator:
             changed = "".join(f"\n  from update {self.update} on: {change}" for change in found.changed)
             parts.monitor.say(f"resumed {found.folder}: {done}{changed}")
         if (found is not None or config.rollout.urls) and not config.replay.run:
-            held = await reached.held_versions(parts, parts.servers.ready)
+            held = await weight_sync.held_versions(parts, parts.servers.ready)
             self.version = max([self.version, *(version + 1 for version in held.values())])
-            await reached.reach_servers(parts, self.version, self._send_weights)
+            await weight_sync.reach_servers(parts, self.version, self._send_weights)
         if config.run.evaluate_every and config.run.evaluate_at_start and found is None:
             before = await self.evaluate()
             self._keep(before, 0)
@@ -248,7 +248,7 @@ class Coordinator:
         if self.config.replay.run:  # nobody samples with the weights
             self._acknowledged_s = record.acknowledged()
             return
-        for command, done in await reached.reach_servers(self.parts, self.version, self._send_weights):
+        for command, done in await weight_sync.reach_servers(self.parts, self.version, self._send_weights):
             record.work(command, done)
         self._acknowledged_s = record.acknowledged()
 

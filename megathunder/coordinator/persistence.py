@@ -26,11 +26,11 @@ from megathunder.checkpoint.folder import begin, commit, prune
 from megathunder.checkpoint.resume import Resumption
 from megathunder.checkpoint.state import Control, ControlState, RunState, learner_folder, write_state
 from megathunder.config import Config
+from megathunder.coordinator.learner_client import LearnerClient
 from megathunder.coordinator.supply import Position
 from megathunder.errors import InfrastructureFailure, MegathunderError
-from megathunder.learner import written
-from megathunder.learner.remote import LearnerClient
-from megathunder.metrics.folder import RunFolder
+from megathunder.learner.checkpoint import checkpoint_status
+from megathunder.metrics.run_folder import RunFolder
 from megathunder.types import ExportPolicy, FinishCheckpoint, LoadCheckpoint, SaveCheckpoint
 
 DISK_S = 1800.0  # limit of one save, load or export
@@ -115,7 +115,7 @@ class Persistence:
     async def _complete_later(self, partial: Path, state: RunState) -> None:
         started_s = time.monotonic()
         files = learner_folder(partial)
-        while len(told := await asyncio.to_thread(written.heard, files)) < self.learner.ranks:
+        while len(told := await asyncio.to_thread(checkpoint_status.heard, files)) < self.learner.ranks:
             self.learner.check()
             if time.monotonic() - started_s > DISK_S:
                 raise InfrastructureFailure(f"{files} was not written within {DISK_S:.0f} s")
@@ -124,7 +124,7 @@ class Persistence:
             rank, error = min(wrong.items())
             raise MegathunderError(f"learner rank {rank} could not write its part of {files}: {error}")
         await self.learner.everywhere(lambda item: FinishCheckpoint(item=item), DISK_S)
-        await asyncio.to_thread(written.forget, files)
+        await asyncio.to_thread(checkpoint_status.forget, files)
         await self._complete(partial, state)
         tracing.record(tracing.CHECKPOINT_LANE, "write", started_s, time.monotonic(), update=state.update)
 

@@ -20,12 +20,12 @@ from megathunder.config import Config
 from megathunder.config.toml import read_config
 from megathunder.coordinator.assembly import assemble, assemble_replay
 from megathunder.coordinator.coordinator import Coordinator
-from megathunder.coordinator.ending import Ending
+from megathunder.coordinator.learner_client import LearnerClient
 from megathunder.coordinator.rollouts import Stopped
+from megathunder.coordinator.shutdown import Ending
 from megathunder.errors import MegathunderError, UserError, complain, system_error, system_words
-from megathunder.learner.remote import LearnerClient
 from megathunder.loop import train
-from megathunder.metrics.folder import RunFolder
+from megathunder.metrics.run_folder import RunFolder
 from megathunder.types import ServerAddress, Shutdown
 
 SHUTDOWN_S = 60.0

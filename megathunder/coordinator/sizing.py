@@ -17,8 +17,8 @@ from collections.abc import Callable
 from megathunder.config import Config
 from megathunder.coordinator.rollouts import Rollouts
 from megathunder.metrics.row import Sizing
-from megathunder.schedule.sizing.sagc import Sagc, prompts_for
-from megathunder.schedule.sizing.straggler import GroupOutcome, length_of, outcome
+from megathunder.rollout.group_size.sagc import Sagc, prompts_for
+from megathunder.rollout.group_size.straggler import GroupOutcome, length_of, outcome
 from megathunder.tasks import Task
 
 Take = Callable[[int], list[Task]]

@@ -15,7 +15,7 @@ from megathunder.config import Config
 from megathunder.coordinator.rollouts import Rollouts
 from megathunder.coordinator.sizing import GroupSizes, Take
 from megathunder.errors import ConfigError
-from megathunder.rollout.collector import Collector
+from megathunder.rollout.agents.collector import Collector
 from megathunder.tasks import SourceState, Task, TaskSource
 from megathunder.types import ServerAddress
 

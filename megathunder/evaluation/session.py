@@ -23,8 +23,9 @@ from megathunder.config import Config
 from megathunder.errors import ConfigError
 from megathunder.evaluation.attempts import LIMITS, Attempt, AttemptLog, Plan
 from megathunder.evaluation.runner import run_attempts
+from megathunder.rewards.grading import grade
 from megathunder.rollout import Collector, ServerControl, ServerPool
-from megathunder.sandbox import Pool, grade, open_pool
+from megathunder.sandbox import Pool, open_pool
 from megathunder.tasks import ChatFormat, Task
 
 log = logging.getLogger(__name__)

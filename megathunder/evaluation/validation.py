@@ -14,8 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from megathunder.sandbox import Pool, grade
-from megathunder.sandbox.verify import repository_outcomes
+from megathunder.rewards.grading import grade
+from megathunder.rewards.verifiers import repository_outcomes
+from megathunder.sandbox import Pool
 from megathunder.tasks import RepositoryTests, Task, TaskFile
 from megathunder.tasks.swe import Instance, mended, sources_of, to_task
 from megathunder.tasks.terminal import Reference

@@ -22,27 +22,28 @@ from torch import Tensor
 
 from megathunder.config.root import Config
 from megathunder.errors import StalePolicyError
-from megathunder.learner import state
 from megathunder.learner.accumulators.arithmetic import FixedPointArithmetic, FloatArithmetic
+from megathunder.learner.accumulators.exact_reduce import reduce_exactly
 from megathunder.learner.accumulators.host import HostArithmetic, HostTraffic
 from megathunder.learner.accumulators.layout import GradientLayout, groups_of_buffers
 from megathunder.learner.accumulators.shards import Shards
 from megathunder.learner.accumulators.store import AccumulatorStore
-from megathunder.learner.adapter_files import export_adapter, save_adapter
-from megathunder.learner.backward import Runner, Tally
-from megathunder.learner.cell import summed_over_cell
-from megathunder.learner.exact import reduce_exactly
-from megathunder.learner.frozen import OtherPolicies
-from megathunder.learner.logprobs import attach
+from megathunder.learner.checkpoint import learner_state
 from megathunder.learner.loss import TokenLoss
-from megathunder.learner.model import DTYPES, ModelBundle, build_model
+from megathunder.learner.model.adapter_files import export_adapter, save_adapter
+from megathunder.learner.model.build_model import build_model
+from megathunder.learner.model.bundle import DTYPES, ModelBundle
+from megathunder.learner.model.weights import export_base, export_weights, save_hf
 from megathunder.learner.optimizer import Stepper, wrap
 from megathunder.learner.parallel import Layout
-from megathunder.learner.pipeline import Pipeline
-from megathunder.learner.price import Price
-from megathunder.learner.recording import record_tensors
-from megathunder.learner.release import Release
-from megathunder.learner.weights import export_base, export_weights, save_hf
+from megathunder.learner.passes.backward import Runner, Tally
+from megathunder.learner.passes.flop_cost import Price
+from megathunder.learner.passes.gradient_dump import record_tensors
+from megathunder.learner.passes.gradient_runner import Release
+from megathunder.learner.passes.logprobs import attach
+from megathunder.learner.passes.pipeline import Pipeline
+from megathunder.learner.passes.reference_policies import OtherPolicies
+from megathunder.learner.transport.cell import summed_over_cell
 from megathunder.types import (
     Differentiate,
     ExportPolicy,
@@ -97,7 +98,7 @@ class Learner:
         self._price = Price.of(transformer, self.bundle.vocab_size)
         self._version: int | None = None  # of the update in progress
         self._stale_below = -1
-        self._saving: state.Saving | None = None
+        self._saving: learner_state.Saving | None = None
 
     @property
     def local_parameters(self) -> int:
@@ -176,11 +177,11 @@ class Learner:
 
     def save(self, folder: Path) -> None:
         """Write weights, optimizer and counters; every rank of the job takes part (see `state`)."""
-        state.save(folder, self._chunks, self.stepper, self._stale_below)
+        learner_state.save(folder, self._chunks, self.stepper, self._stale_below)
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote."""
-        self._stale_below = state.load(folder, self._chunks, self.stepper).policy_version
+        self._stale_below = learner_state.load(folder, self._chunks, self.stepper).policy_version
         self.others.before_step()
 
     def save_checkpoint(self, command: SaveCheckpoint) -> WorkStats:
@@ -188,7 +189,7 @@ class Learner:
         if not command.background:
             self.save(Path(command.folder))
             return WorkStats()
-        self._saving = state.Saving(Path(command.folder), self._chunks, self.stepper, self._stale_below)
+        self._saving = learner_state.Saving(Path(command.folder), self._chunks, self.stepper, self._stale_below)
         self._saving.start()
         return WorkStats()
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from megathunder.config.root import Config
-from megathunder.learner.packing import MicroBatch
+from megathunder.learner.passes.packing import MicroBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from megathunder.config.kernels import adam_of
 from megathunder.config.learner import LearnerConfig
 from megathunder.errors import MegathunderError
 from megathunder.learner.accumulators.layout import GradientLayout
-from megathunder.learner.model import DTYPES, ModelBundle
+from megathunder.learner.model.bundle import DTYPES, ModelBundle
 from megathunder.learner.options import megatron_options
 
 

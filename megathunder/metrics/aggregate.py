@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from megathunder.config.model_shape import ModelShape
-from megathunder.metrics.flops import Flops, row_flops, utilisation
 from megathunder.metrics.row import MetricsRow, Salt, Sizing
+from megathunder.planning.flops import Flops, row_flops, utilisation
 from megathunder.types import (
     KL_SUM,
     PROMPT_TOKENS_SAVED,

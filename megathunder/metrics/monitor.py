@@ -16,11 +16,11 @@ import sys
 from megathunder import tracing
 from megathunder.config import Config
 from megathunder.metrics.console import Console, Progress
-from megathunder.metrics.folder import RunFolder
+from megathunder.metrics.resource_monitor import MemoryWatch
 from megathunder.metrics.row import MetricsRow
+from megathunder.metrics.run_folder import RunFolder
 from megathunder.metrics.sinks import Sink, open_sinks
 from megathunder.metrics.trajectories import Decode, TrajectoryWriter
-from megathunder.metrics.watch import MemoryWatch
 from megathunder.types import Event
 
 REPORT_S = 180.0
@@ -90,7 +90,7 @@ class Monitor:
         """In a process of its own, and politely: drawing takes seconds that belong to the run."""
         if self._report and self._report.poll() is None:
             self._report.wait()
-        command = [sys.executable, "-m", "megathunder.metrics.report", str(self.folder.path)]
+        command = [sys.executable, "-m", "megathunder.report.html_report", str(self.folder.path)]
         self._report = subprocess.Popen(command)
         os.setpriority(os.PRIO_PROCESS, self._report.pid, 10)
         if wait and not self._report_built():

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from megathunder.metrics.folder import write_atomically
-from megathunder.metrics.lines import decoded_lines
+from megathunder.jsonl import decoded_lines
+from megathunder.metrics.run_folder import write_atomically
 
 
 class ResumedAt(msgspec.Struct, frozen=True, kw_only=True):

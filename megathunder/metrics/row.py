@@ -19,7 +19,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from megathunder.metrics.lines import garbled, json_lines
+from megathunder.jsonl import garbled, json_lines
 
 
 def _is(description: str) -> Meta:

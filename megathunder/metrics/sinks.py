@@ -18,8 +18,8 @@ import msgspec
 
 from megathunder.config import Config
 from megathunder.config.toml import to_toml
-from megathunder.metrics.folder import RunFolder, write_atomically
 from megathunder.metrics.row import MetricsRow, Sizing, encode_row
+from megathunder.metrics.run_folder import RunFolder, write_atomically
 
 log = logging.getLogger(__name__)
 

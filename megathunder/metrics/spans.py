@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from megathunder.metrics.lines import garbled, json_lines
+from megathunder.jsonl import garbled, json_lines
 from megathunder.tracing import LEARNER_LANES, ROLLOUT_LANES, RUN_LANE, UPDATE_LANE
 
 PROCESSES = ((UPDATE_LANE, "updates"), (ROLLOUT_LANES, "rollout"), (LEARNER_LANES, "learner"), ("", "run"))

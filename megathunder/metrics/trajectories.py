@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from megathunder.metrics.folder import RunFolder, write_atomically
-from megathunder.metrics.lines import decoded_lines
+from megathunder.jsonl import decoded_lines
+from megathunder.metrics.run_folder import RunFolder, write_atomically
 from megathunder.types import (
     Event,
     Rewarded,

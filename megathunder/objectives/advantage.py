@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from megathunder.config.affine import NORMALISATIONS, refuse_not_affine
+from megathunder.config.streamable import NORMALISATIONS, refuse_not_affine
 from megathunder.errors import ConfigError, UserError
 
 
@@ -89,32 +89,6 @@ def check_normalisation(normalisation: str, group_size: int) -> None:
             expected="groups of at least 2: one reward has no spread and no other to compare with",
             remedy="set run.group_size to 2 or more (8 is usual), or use objective = 'opd', which has no groups",
         )
-
-
-def advantages(
-    rewards: Sequence[float | None], group_sizes: Sequence[int], normalisation: str, epsilon: float = 1e-6
-) -> list[float]:
-    """Advantage of every trajectory of a batch whose groups lie one after another; None marks an infrastructure
-    failure, which counts in no statistic and gets 0.
-
-    >>> [round(x, 4) for x in advantages([1, 0, 1, 0, 1], [3, 2], "none")]
-    [0.3333, -0.6667, 0.3333, -0.5, 0.5]
-    """
-    if sum(group_sizes) != len(rewards):
-        raise UserError(
-            f"group sizes {list(group_sizes)} that add up to {sum(group_sizes)} for {len(rewards)} rewards",
-            expected="one reward (or None) for every trajectory",
-            remedy="pass the sizes of the groups as they were sampled, lost trajectories included",
-        )
-    result: list[float] = []
-    start = 0
-    for size in group_sizes:
-        group = rewards[start : start + size]
-        statistics = GroupStatistics.of([r for r in group if r is not None])
-        coefficients = statistics.coefficients(normalisation, epsilon)
-        result += [0.0 if r is None else coefficients.advantage(float(r)) for r in group]
-        start += size
-    return result
 
 
 def _unknown(normalisation: str) -> ConfigError:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from megathunder.config.objective import GrpoConfig, LossConfig
 from megathunder.objectives import base
 from megathunder.objectives.advantage import Coefficients, GroupStatistics
-from megathunder.objectives.scalars import overlong_penalty
+from megathunder.objectives.overlong import overlong_penalty
 from megathunder.types import BATCH, AccumulatorKey, FoldTerm, Trajectory
 
 

@@ -17,6 +17,7 @@ import msgspec
 from torch import Tensor
 
 from megathunder.errors import InfrastructureFailure, UserError
+from megathunder.publish.bits import dtype_name
 from megathunder.publish.checksum import MASK, tensor_checksum
 from megathunder.publish.envelope import (
     ACKNOWLEDGEMENT,
@@ -29,9 +30,8 @@ from megathunder.publish.envelope import (
     from_parameter,
 )
 from megathunder.publish.payload import Action, Header, Piece, seal
-from megathunder.publish.round import Round
-from megathunder.publish.words import dtype_name
-from megathunder.rollout.command import WEIGHT_LOADER
+from megathunder.publish.publish_session import Round
+from megathunder.rollout.servers.command import WEIGHT_LOADER
 from megathunder.types import ServerAddress
 
 _serials = itertools.count(int.from_bytes(os.urandom(4), "little") << 16)

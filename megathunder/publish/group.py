@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Backend, PrefixStore, _new_process_group_helper, _world
 
 from megathunder.errors import InfrastructureFailure
-from megathunder.rollout.control import ServerControl
+from megathunder.rollout.servers.control import ServerControl
 from megathunder.types import ServerAddress
 
 Answer = TypeVar("Answer")

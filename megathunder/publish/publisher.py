@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 from megathunder.config.root import Config
-from megathunder.publish.round import Round
+from megathunder.publish.bits import FLOATS, published_dtype
+from megathunder.publish.publish_session import Round
 from megathunder.publish.transports.base import Transport
-from megathunder.publish.transports.build import build_adapter_transport, build_transport
-from megathunder.publish.words import FLOATS, published_dtype
+from megathunder.publish.transports.build_transport import build_adapter_transport, build_transport
 from megathunder.types import Publish, WorkStats
 
 ExportWeights = Callable[[], Iterable[tuple[str, torch.Tensor]]]

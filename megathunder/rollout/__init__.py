@@ -4,9 +4,9 @@ ServerPool (start, watch, restart) <- Engine (place, retry) <- Episode (one traj
 ServerControl (weights, versions, prefix cache) is what publish/ uses
 """
 
-from megathunder.rollout.client import EngineClient, Generation
-from megathunder.rollout.collector import Collector
-from megathunder.rollout.control import ServerControl
-from megathunder.rollout.supervisor import ServerPool
+from megathunder.rollout.agents.collector import Collector
+from megathunder.rollout.servers.client import EngineClient, Generation
+from megathunder.rollout.servers.control import ServerControl
+from megathunder.rollout.servers.supervisor import ServerPool
 
 __all__ = ["Collector", "EngineClient", "Generation", "ServerControl", "ServerPool"]

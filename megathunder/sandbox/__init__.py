@@ -1,11 +1,10 @@
-"""Where a policy's commands run, isolated and limited, and where their results are judged.
+"""Where a policy's commands run, isolated and limited.
 
 Called by rollout/ and evaluation/. Refuses to start where the isolation does not hold; never runs anything on the host.
 """
 
-from megathunder.sandbox.grading import grade
 from megathunder.sandbox.interface import ExecResult, Pool, Sandbox
 from megathunder.sandbox.opening import open_pool
 from megathunder.sandbox.pool import SandboxPool
 
-__all__ = ["ExecResult", "Pool", "Sandbox", "SandboxPool", "grade", "open_pool"]
+__all__ = ["ExecResult", "Pool", "Sandbox", "SandboxPool", "open_pool"]

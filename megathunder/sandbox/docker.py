@@ -25,7 +25,7 @@ from docker.types import Ulimit
 from requests.exceptions import RequestException
 
 from megathunder.config.sandbox import SandboxConfig
-from megathunder.config.sandbox_laws import ask_daemon, daemon_settings
+from megathunder.config.sandbox_checks import ask_daemon, daemon_settings
 from megathunder.errors import InfrastructureFailure, IsolationError
 from megathunder.sandbox.bubblewrap import ENVIRONMENT, MB, ROOT_FOLDERS, SCRATCH_MB, SHARED_MEMORY_MB, test_runner
 from megathunder.sandbox.interface import ExecResult, Member

@@ -23,11 +23,11 @@ from megathunder.config.root import Config
 from megathunder.errors import IllegalMove, InfrastructureFailure
 from megathunder.objectives.advantage import ZERO, GroupStatistics
 from megathunder.objectives.base import Survivor
-from megathunder.objectives.build import build_objective
+from megathunder.objectives.build_objective import build_objective
 from megathunder.objectives.grpo import Grpo
 from megathunder.schedule.ledger import Drop, Ledger
 from megathunder.schedule.lifecycle import State
-from megathunder.schedule.policies import RULES
+from megathunder.schedule.schedules import RULES
 from megathunder.schedule.state import Attempt, Chain, Group
 from megathunder.types import (
     Event,

@@ -28,16 +28,16 @@ from collections.abc import Callable, Iterator, Sequence
 from megathunder.config.root import Config
 from megathunder.errors import IllegalMove
 from megathunder.objectives.grpo import Grpo
-from megathunder.schedule.accounting import Idle
 from megathunder.schedule.board import Board
-from megathunder.schedule.folding import Folder
 from megathunder.schedule.gates import Gates
-from megathunder.schedule.items import FoldItem, Item, PassItem, ScoreItem
-from megathunder.schedule.lanes import ANY, Lanes
+from megathunder.schedule.group_closer import Folder
 from megathunder.schedule.lifecycle import State
 from megathunder.schedule.packing import PackLimits, pack
-from megathunder.schedule.plan import Pass, Planner
+from megathunder.schedule.ready_queues import ANY, Lanes
 from megathunder.schedule.state import Chain, Group
+from megathunder.schedule.step_planner import Pass, Planner
+from megathunder.schedule.work_counts import Idle
+from megathunder.schedule.work_items import FoldItem, Item, PassItem, ScoreItem
 from megathunder.types import BATCH, AccumulatorKey, Differentiate, Done, Fold, FoldTerm, Score
 
 MakeFold = Callable[[Group, int], tuple[FoldItem, tuple[FoldTerm, ...]] | None]

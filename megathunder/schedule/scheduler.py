@@ -27,11 +27,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from megathunder.config.root import Config
-from megathunder.schedule.accounting import CellClock, CellTime
 from megathunder.schedule.board import Board
 from megathunder.schedule.dispatcher import Dispatcher
 from megathunder.schedule.ledger import Drop, Ledger, LedgerCounts
 from megathunder.schedule.state import Chain
+from megathunder.schedule.work_counts import CellClock, CellTime
 from megathunder.types import Differentiate, Done, Event, Fold, Score
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from megathunder.objectives.advantage import Coefficients
-from megathunder.objectives.chain import TokenChain
+from megathunder.schedule.token_chain import TokenChain
 from megathunder.types import AccumulatorKey, ContributionId, Trajectory, TrajectoryId
 
 Lane = tuple[str, int]

@@ -15,7 +15,7 @@ from megathunder.config.root import Config
 from megathunder.config.variant import Variant
 from megathunder.simulator.costs import CostModel
 from megathunder.simulator.interference import Interference
-from megathunder.simulator.replay import ReplayResult, replay
+from megathunder.simulator.schedule_replay import ReplayResult, replay
 from megathunder.simulator.traces import UpdateTrace
 
 SCHEDULES = ("sync", "periodic_async", "thundersync", "one_step_off")

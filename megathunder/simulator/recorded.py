@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from megathunder.config.root import Config
 from megathunder.errors import UserError
-from megathunder.metrics.folder import RunFolder
 from megathunder.metrics.row import MetricsRow, read_rows
+from megathunder.metrics.run_folder import RunFolder
 from megathunder.metrics.spans import Span, read_spans
 from megathunder.metrics.trajectories import TrajectoryRecord, read_trajectories
 from megathunder.simulator.costs import CostModel, fit_costs

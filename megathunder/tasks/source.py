@@ -18,7 +18,7 @@ from typing import Literal, Protocol
 from megathunder.config.tasks import KINDS, TasksConfig, check_kinds
 from megathunder.errors import ConfigError
 from megathunder.tasks import arithmetic
-from megathunder.tasks.problems import read_problems
+from megathunder.tasks.math_problems import read_problems
 from megathunder.tasks.shell import shell_task
 from megathunder.tasks.swe import read_repository_tasks
 from megathunder.tasks.task import Task

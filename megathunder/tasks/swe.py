@@ -29,8 +29,8 @@ from megathunder.config.tasks import TasksConfig
 from megathunder.errors import ConfigError
 from megathunder.tasks.benchmarks import is_benchmark
 from megathunder.tasks.patch import apply_patch
-from megathunder.tasks.protected import decides_tests, is_protected, is_test_file
-from megathunder.tasks.rows import raw_rows
+from megathunder.tasks.protected_paths import decides_tests, is_protected, is_test_file
+from megathunder.tasks.row_files import raw_rows
 from megathunder.tasks.task import RepositoryTests, Task, TaskFile
 
 SUFFIXES = (".jsonl", ".json", ".parquet")

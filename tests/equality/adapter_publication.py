@@ -12,13 +12,13 @@ import sys
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.parity.parity_checks import fill_adapters
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.root import Config
 from megathunder.learner.learner import Learner
-from megathunder.learner.low_rank import merge
-from megathunder.learner.model import build_model
+from megathunder.learner.model.build_model import build_model
+from megathunder.learner.model.low_rank import merge
 from megathunder.learner.parallel import initialize, shutdown
-from megathunder.learner.parity import fill_adapters
 from megathunder.publish.transports.adapter import paired
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from oracles.objective_losses import grpo_loss, opd_loss
 
 from megathunder.config.objective import GrpoConfig, LossConfig
-from megathunder.objectives.reference import grpo_loss, opd_loss
 from tests.equality import worlds
 
 

@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
+from benchmarks.parity.parity_checks import compare
 from megathunder.config.kernels import ENGINE
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.root import Config
 from megathunder.learner import parallel
 from megathunder.learner.learner import Learner
-from megathunder.learner.model import build_model
-from megathunder.learner.parity import compare
+from megathunder.learner.model.build_model import build_model
 from tests.equality.resharding import take_update
 
 

@@ -21,8 +21,8 @@ from megathunder.config.root import Config
 from megathunder.config.streaming import StreamingConfig
 from megathunder.learner import parallel
 from megathunder.learner.learner import Learner
-from megathunder.learner.model import build_model
-from megathunder.learner.weights import export_tensors
+from megathunder.learner.model.build_model import build_model
+from megathunder.learner.model.weights import export_tensors
 from tests.equality import turns, worlds
 from tests.equality.cells import Tape
 

@@ -25,20 +25,20 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from oracles.objective_losses import grpo_loss, opd_loss
 from safetensors.torch import save_file
 from torch.distributed.checkpoint import FileSystemReader
 
+from benchmarks.parity.parity_checks import fill_adapters
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.objective import GrpoConfig
 from megathunder.config.root import Config
 from megathunder.errors import MegathunderError
-from megathunder.learner.adapter_files import export_adapter
 from megathunder.learner.learner import Learner
-from megathunder.learner.model import build_model
+from megathunder.learner.model.adapter_files import export_adapter
+from megathunder.learner.model.build_model import build_model
+from megathunder.learner.model.weights import export_tensors
 from megathunder.learner.parallel import initialize, shutdown
-from megathunder.learner.parity import fill_adapters
-from megathunder.learner.weights import export_tensors
-from megathunder.objectives.reference import grpo_loss, opd_loss
 from megathunder.types import BATCH, Differentiate, TakeStep, TrainRow
 from tests.equality import worlds
 from tests.equality.cells import Tape

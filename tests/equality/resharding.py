@@ -17,7 +17,7 @@ from megathunder.config.learner import LearnerConfig
 from megathunder.config.root import Config
 from megathunder.learner import parallel
 from megathunder.learner.learner import Learner
-from megathunder.learner.model import build_model
+from megathunder.learner.model.build_model import build_model
 from tests.equality import worlds
 from tests.equality.cells import Tape
 

@@ -2,7 +2,7 @@
 
 from safetensors.torch import load_file
 
-from megathunder.learner.families.tiny import make_tiny
+from examples.policies.build.tiny import make_tiny
 from tests.equality.jobs import run_job
 
 TWO = ["tensor_parallel=2", "sequence_parallel=1", "expert_parallel=2", "expert_tensor_parallel=1"]

@@ -7,7 +7,7 @@ mapping to Hugging Face in both directions are Megatron-Core's and this package'
 import json
 from pathlib import Path
 
-from megathunder.learner.families.tiny import make_tiny
+from examples.policies.build.tiny import make_tiny
 from tests.equality.jobs import FRESH, run_job
 
 STAND_IN = Path(__file__).parent / "stand_in"

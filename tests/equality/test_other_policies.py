@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from oracles.objective_losses import grpo_loss
 
 from megathunder.config.objective import GrpoConfig, LossConfig
 from megathunder.errors import ConfigError
-from megathunder.learner.backward import KL
-from megathunder.objectives.chain import train_rows
-from megathunder.objectives.reference import grpo_loss
+from megathunder.learner.passes.backward import KL
+from megathunder.schedule.token_chain import train_rows
 from megathunder.types import BATCH, AccumulatorKey, Differentiate, Score
 from tests.equality import worlds
 

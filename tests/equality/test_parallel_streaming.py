@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from megathunder.learner.families.tiny import make_tiny
+from examples.policies.build.tiny import make_tiny
 from tests.equality import worlds
 from tests.equality.jobs import run_job
 

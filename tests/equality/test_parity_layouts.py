@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megathunder.learner.families.tiny import make_tiny
+from examples.policies.build.tiny import make_tiny
 from tests.equality.jobs import run_job
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "parity.py"

@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from oracles.objective_losses import grpo_loss, opd_loss
 
 from megathunder.config.objective import GrpoConfig, LossConfig
 from megathunder.errors import ConfigError, MegathunderError
-from megathunder.learner.prefix.prompt import SAVED
-from megathunder.objectives.reference import grpo_loss, opd_loss
+from megathunder.learner.passes.prefix.prompt import SAVED
 from megathunder.types import BATCH, Differentiate
 from tests.equality import turns, worlds
 

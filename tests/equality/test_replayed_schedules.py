@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from benchmarks.comparison.differences import differences
+from benchmarks.comparison.job import replay_config, run_job
 from megathunder.config import Config
 from megathunder.config.replay import ReplayConfig
 from megathunder.config.toml import to_toml
-from megathunder.coordinator.job import replay_config, run_job
-from megathunder.metrics.differences import differences
-from megathunder.metrics.folder import RunFolder
 from megathunder.metrics.row import read_rows
+from megathunder.metrics.run_folder import RunFolder
 from tests.equality import worlds
 from tests.unit.coordinator.recordings import write_update
 

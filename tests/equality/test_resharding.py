@@ -3,7 +3,7 @@
 import pytest
 from safetensors.torch import load_file
 
-from megathunder.learner.families.tiny import make_tiny
+from examples.policies.build.tiny import make_tiny
 from tests.equality.jobs import run_job
 
 LAYOUTS = {  # name -> (ranks, settings)

@@ -10,15 +10,15 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from oracles.objective_losses import naive_advantages, salt_update
 
 from megathunder.config.root import Config
 from megathunder.config.salt import SaltConfig
 from megathunder.config.streaming import StreamingConfig
 from megathunder.errors import ConfigError
-from megathunder.learner.geometry import GradientGeometry, Sketch
+from megathunder.learner.passes.gradient_geometry import GradientGeometry, Sketch
 from megathunder.objectives.base import row_scale
-from megathunder.objectives.build import build_objective
-from megathunder.objectives.reference import naive_advantages, salt_update
+from megathunder.objectives.build_objective import build_objective
 from megathunder.objectives.salt import reweigh
 from megathunder.schedule.scheduler import UpdateScheduler
 from megathunder.types import AccumulatorKey, Differentiate, Done, Rewarded, TrajectoryCompleted, WorkStats
@@ -220,7 +220,7 @@ def test_cells_that_gather_sketches_at_the_barrier_agree_with_one_cell(learner, 
     config = configured(learner, replace(STRONG, scope="batch", features="sketch", sketch_dimension=256))
     geometry, kept = learner.release._geometry, []
     monkeypatch.setattr(geometry, "finish", lambda tally: kept.extend(geometry._kept) or [])
-    monkeypatch.setattr("megathunder.learner.release.Release.clear", lambda self: None)
+    monkeypatch.setattr("megathunder.learner.passes.gradient_runner.Release.clear", lambda self: None)
     with pytest.raises(AssertionError):  # the gradients are still there
         stream(learner, config, groups, random.Random(2))
     terms = [term for fold in kept for term in fold.terms]

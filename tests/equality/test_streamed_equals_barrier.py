@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from oracles.objective_losses import grpo_loss, opd_loss
 
 from megathunder.config.objective import GrpoConfig, LossConfig
-from megathunder.objectives.reference import grpo_loss, opd_loss
 from tests.equality import worlds
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}

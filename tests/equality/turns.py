@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from megathunder.config.objective import GrpoConfig, LossConfig
 from megathunder.objectives import base
-from megathunder.objectives.chain import TokenChain
 from megathunder.objectives.grpo import Grpo
+from megathunder.schedule.token_chain import TokenChain
 from megathunder.types import BATCH, AccumulatorKey, ContributionId, Differentiate, Fold
 
 

@@ -16,12 +16,12 @@ from megathunder.config.learner import LearnerConfig
 from megathunder.config.objective import GrpoConfig, LossConfig
 from megathunder.config.root import Config
 from megathunder.config.streaming import StreamingConfig
-from megathunder.learner.attention import AttentionContext, RowSpan
-from megathunder.learner.backward import Tally
+from megathunder.learner.model.attention import AttentionContext, RowSpan
 from megathunder.learner.parallel import initialize
+from megathunder.learner.passes.backward import Tally
 from megathunder.objectives import base
-from megathunder.objectives.chain import train_rows
 from megathunder.objectives.grpo import Grpo
+from megathunder.schedule.token_chain import train_rows
 from megathunder.types import (
     BATCH,
     ContributionId,
@@ -72,7 +72,7 @@ def make_config(folder, *, dtype="float32", release="trajectory", **learner):
 def make_learner(config, seed=3):
     """A learner with random weights; every parameter is moved away from its special start (norms of 1)."""
     from megathunder.learner.learner import Learner
-    from megathunder.learner.model import build_model
+    from megathunder.learner.model.build_model import build_model
 
     layout = initialize(config.learner, seed=seed)
     bundle = build_model(config.learner, layout, load=False)

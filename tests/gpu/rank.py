@@ -22,9 +22,9 @@ from megathunder.config import Config
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.streaming import StreamingConfig
 from megathunder.learner.learner import Learner
-from megathunder.learner.model import build_model
+from megathunder.learner.model.build_model import build_model
+from megathunder.learner.model.weights.names import canonical
 from megathunder.learner.parallel import initialize
-from megathunder.learner.weights.names import canonical
 from megathunder.types import BATCH, AccumulatorKey, ContributionId, Differentiate, Fold, FoldTerm, TakeStep, TrainRow
 
 SHAPES = {
@@ -118,8 +118,8 @@ def gradient(job: dict, out: Path) -> dict:
 
 def timing(job: dict, out: Path) -> dict:
     """Seconds of whole updates, the ways in turn; what the copies exposed; utilisation as the driver tells it."""
-    from megathunder.metrics.flops import known_peak, utilisation
-    from megathunder.metrics.memory import gpu_use
+    from megathunder.planning.flops import known_peak, utilisation
+    from megathunder.planning.memory import gpu_use
 
     learner = make_learner(out.parent / out.stem, "large", **job["learner"])
     chains, taken, driver = rows("large", job["tokens"]), [], []

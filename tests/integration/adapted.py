@@ -11,7 +11,7 @@ from publication import POLICY, Policy, Servers, versions
 
 from megathunder.config.publish import PublishConfig
 from megathunder.config.root import Config
-from megathunder.learner.low_rank import merge
+from megathunder.learner.model.low_rank import merge
 from megathunder.publish.publisher import Publisher
 from megathunder.types import Publish, ServerAddress, WorkStats
 

@@ -18,9 +18,9 @@ from megathunder.config.publish import PublishConfig
 from megathunder.config.root import Config
 from megathunder.publish.publisher import Publisher
 from megathunder.publish.transports.base import Transport
-from megathunder.rollout.command import choose_port
-from megathunder.rollout.control import ServerControl
-from megathunder.rollout.server import ServerProcess, start_server
+from megathunder.rollout.servers.command import choose_port
+from megathunder.rollout.servers.control import ServerControl
+from megathunder.rollout.servers.server import ServerProcess, start_server
 from megathunder.types import Publish, ServerAddress, WorkStats
 
 POLICY = Path(__file__).parents[2] / "examples" / "policies" / "student"

@@ -9,7 +9,8 @@ import asyncio
 import sys
 
 from megathunder.config.sandbox import SandboxConfig
-from megathunder.sandbox import SandboxPool, grade
+from megathunder.rewards.grading import grade
+from megathunder.sandbox import SandboxPool
 from megathunder.sandbox.local import LocalSandbox
 from megathunder.tasks import ProgramCheck, Task, TaskFile
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from megathunder.config.sandbox import SandboxConfig
-from megathunder.sandbox import SandboxPool, grade
+from megathunder.rewards.grading import grade
+from megathunder.sandbox import SandboxPool
 from megathunder.tasks import Task
 from megathunder.tasks.swe import read_instances, to_task
 

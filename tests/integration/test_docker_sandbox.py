@@ -15,7 +15,8 @@ from fake_docker import FakeDaemon, daemon
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.config.tasks import TasksConfig
 from megathunder.errors import InfrastructureFailure, IsolationError
-from megathunder.sandbox import SandboxPool, grade
+from megathunder.rewards.grading import grade
+from megathunder.sandbox import SandboxPool
 from megathunder.sandbox.docker import judge
 from megathunder.tasks import TaskFile, build_source
 

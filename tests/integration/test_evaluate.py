@@ -18,9 +18,9 @@ from megathunder.config import Config
 from megathunder.config.tasks import TasksConfig
 from megathunder.config.toml import to_toml
 from megathunder.evaluation import EVALUATION, pass_at_k
-from megathunder.metrics.folder import RunFolder
 from megathunder.metrics.row import encode_row
-from megathunder.rollout.agent import turn_seed
+from megathunder.metrics.run_folder import RunFolder
+from megathunder.rollout.agents.builtin_agent import turn_seed
 from megathunder.tasks import Task, build_source, heldout_tasks
 from megathunder.tasks.swe import Instance, read_instances
 from megathunder.tasks.terminal import reference

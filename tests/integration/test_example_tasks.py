@@ -17,7 +17,7 @@ from megathunder.tasks import ChatFormat
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from make_mender import Recipe, attempt_all, given
+from examples.policies.build.make_mender import Recipe, attempt_all, given
 
 MENDER = ROOT / "examples" / "policies" / "mender"
 

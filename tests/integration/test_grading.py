@@ -7,11 +7,12 @@ import random
 import time
 from dataclasses import replace
 
+from examples.policies.build.demonstrations import Demonstration, demonstrate
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.config.tasks import TasksConfig
-from megathunder.sandbox import Sandbox, SandboxPool, grade
+from megathunder.rewards.grading import grade
+from megathunder.sandbox import Sandbox, SandboxPool
 from megathunder.tasks import ProgramCheck, Task, TaskFile, build_source, observation_text
-from megathunder.tasks.demonstrations import Demonstration, demonstrate
 from megathunder.tasks.shell import KINDS
 
 CONFIG = SandboxConfig(warm=2)

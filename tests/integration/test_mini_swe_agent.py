@@ -14,9 +14,10 @@ from transformers import AutoTokenizer
 from megathunder.config.rollout import RolloutConfig
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.config.tasks import TasksConfig
-from megathunder.rollout.collector import Collector
-from megathunder.rollout.supervisor import ServerPool
-from megathunder.sandbox import SandboxPool, grade
+from megathunder.rewards.grading import grade
+from megathunder.rollout.agents.collector import Collector
+from megathunder.rollout.servers.supervisor import ServerPool
+from megathunder.sandbox import SandboxPool
 from megathunder.tasks import ChatFormat, Task, build_source
 from megathunder.tasks.swe import read_instances, read_repository_tasks
 from megathunder.types import EndReason, Rewarded, TrajectoryCompleted, TrajectoryLost

@@ -8,7 +8,7 @@ import pytest
 from jobs import ROOT, job
 from safetensors.torch import load_file
 
-from tools.upcycle_policy import Arguments, upcycle
+from examples.policies.build.upcycle_policy import Arguments, upcycle
 
 CASES = {
     "stages of 2 and 1 layers": {"learner.pipeline_parallel": 2},

@@ -15,7 +15,7 @@ from megathunder.tasks import ChatFormat, build_source
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from make_policies import success
+from examples.policies.build.make_policies import success
 
 
 @pytest.mark.parametrize(

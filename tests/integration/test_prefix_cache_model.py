@@ -7,11 +7,11 @@ import random
 
 from tiny_model import VOCABULARY, make_model
 
+from benchmarks.papers.radix_cache import RadixCache
 from megathunder.config.rollout import RolloutConfig
-from megathunder.rollout.client import EngineClient
-from megathunder.rollout.supervisor import ServerPool
-from megathunder.rollout.wire import SamplingParams
-from megathunder.simulator.radix_cache import RadixCache
+from megathunder.rollout.servers.client import EngineClient
+from megathunder.rollout.servers.protocol import SamplingParams
+from megathunder.rollout.servers.supervisor import ServerPool
 
 CACHE, SAMPLED, REQUESTS = 400, 5, 60
 CONFIG = RolloutConfig(device="cpu", ignore_eos=True, max_total_tokens=CACHE, max_tokens=CACHE)

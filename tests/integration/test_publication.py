@@ -19,7 +19,7 @@ from publication import POLICY, PROMPT, Policy, Servers, running
 from megathunder.publish.acknowledge import RefusedPayload, ask, deliver
 from megathunder.publish.envelope import Held, Inline
 from megathunder.publish.group import Pairs
-from megathunder.publish.round import Round
+from megathunder.publish.publish_session import Round
 from megathunder.publish.transports.carriers import HttpCarrier
 from megathunder.publish.transports.delta import DeltaTransport
 from megathunder.publish.transports.distributed import DistributedTransport

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from adapted import Adapted
 from publication import POLICY, PROMPT, Policy, Servers, running
 
-from megathunder.learner.weights.hf_files import HfReader
+from megathunder.learner.model.weights.hf_files import HfReader
 from megathunder.types import WorkStats
 
 TOLERANCE = 1e-4

@@ -16,12 +16,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from adapted import Adapted
 from publication import Servers, running
 
-from megathunder.learner.families.tiny import TINY, make_tiny
-from megathunder.learner.weights.hf_files import HfReader
+from examples.policies.build.tiny import TINY, make_tiny
+from megathunder.learner.model.weights.hf_files import HfReader
 from megathunder.publish.acknowledge import Manifest, adopt_everywhere, deliver
 from megathunder.publish.delta.snapshot import Snapshot
 from megathunder.publish.envelope import Inline
-from megathunder.publish.round import Round
+from megathunder.publish.publish_session import Round
 
 FAMILIES = ("qwen3", "llama", "qwen3_moe", "glm4_moe")
 SERVED = {

@@ -17,7 +17,8 @@ import pytest
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.config.tasks import TasksConfig
 from megathunder.errors import InfrastructureFailure, IsolationError
-from megathunder.sandbox import ExecResult, Pool, SandboxPool, grade, open_pool
+from megathunder.rewards.grading import grade
+from megathunder.sandbox import ExecResult, Pool, SandboxPool, open_pool
 from megathunder.sandbox.interface import Sandbox
 from megathunder.sandbox.remote import RemotePool
 from megathunder.tasks import TaskFile, build_source

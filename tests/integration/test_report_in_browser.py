@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from megathunder.metrics.report import build_report
+from megathunder.report.html_report import build_report
 from tests.integration.browser import Seen, find_browser, look_at
 from tests.unit.metrics.made_run import made_run
 

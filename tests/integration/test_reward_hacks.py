@@ -10,8 +10,9 @@ import pytest
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.config.tasks import TasksConfig
 from megathunder.errors import InfrastructureFailure
-from megathunder.sandbox import SandboxPool, grade
-from megathunder.sandbox.verify import parse_reward
+from megathunder.rewards.grading import grade
+from megathunder.rewards.verifiers import parse_reward
+from megathunder.sandbox import SandboxPool
 from megathunder.tasks import Task, TaskFile, TerminalTests
 from megathunder.tasks.swe import read_instances, read_repository_tasks
 from megathunder.tasks.terminal import read_terminal_tasks, reference

@@ -20,8 +20,8 @@ import pytest
 
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import InfrastructureFailure
+from megathunder.rewards.artifacts import take_folder
 from megathunder.sandbox import ExecResult, SandboxPool
-from megathunder.sandbox.taking import take_folder
 from megathunder.tasks import TaskFile
 
 CONFIG = SandboxConfig(memory_mb=256, disk_mb=8, inodes=2000, warm=1)

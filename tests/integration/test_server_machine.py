@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from megathunder.rollout.command import WEIGHT_LOADER
+from megathunder.rollout.servers.command import WEIGHT_LOADER
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "examples" / "slurm"

@@ -22,13 +22,13 @@ from megathunder.config.rollout import RolloutConfig
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import ConfigError, InfrastructureFailure
 from megathunder.publish.group import Pairs
-from megathunder.publish.round import Round
+from megathunder.publish.publish_session import Round
 from megathunder.publish.transports.distributed import DistributedTransport
-from megathunder.rollout.client import EngineClient
-from megathunder.rollout.collector import Collector
-from megathunder.rollout.control import ServerControl
-from megathunder.rollout.supervisor import ServerPool
-from megathunder.rollout.wire import SamplingParams
+from megathunder.rollout.agents.collector import Collector
+from megathunder.rollout.servers.client import EngineClient
+from megathunder.rollout.servers.control import ServerControl
+from megathunder.rollout.servers.protocol import SamplingParams
+from megathunder.rollout.servers.supervisor import ServerPool
 from megathunder.tasks import ExactAnswer, Task
 from megathunder.types import Rewarded, TrajectoryCompleted, TrajectoryLost
 
@@ -339,7 +339,7 @@ STARTER = """
 import asyncio, sys
 from pathlib import Path
 from megathunder.config.rollout import RolloutConfig
-from megathunder.rollout.supervisor import ServerPool
+from megathunder.rollout.servers.supervisor import ServerPool
 folder = Path(sys.argv[1])
 asyncio.run(ServerPool(RolloutConfig(device="cpu"), folder, folder=folder).start())
 """

@@ -17,18 +17,18 @@ from tiny_model import VOCABULARY, make_model
 
 from megathunder.config.rollout import RolloutConfig
 from megathunder.config.speculation import SpeculationConfig
-from megathunder.rollout import command
-from megathunder.rollout.client import EngineClient
-from megathunder.rollout.control import ServerControl
-from megathunder.rollout.speculation.origin import Origin
-from megathunder.rollout.supervisor import ServerPool
-from megathunder.rollout.wire import SamplingParams
+from megathunder.rollout.servers import command
+from megathunder.rollout.servers.client import EngineClient
+from megathunder.rollout.servers.control import ServerControl
+from megathunder.rollout.servers.protocol import SamplingParams
+from megathunder.rollout.servers.supervisor import ServerPool
+from megathunder.speculation.origin import Origin
 
 CONFIG = RolloutConfig(device="cpu")
 ALWAYS = SpeculationConfig(gate=False)
 TOKENS = 20
 BROKEN = """
-from megathunder.rollout.speculation import worker
+from megathunder.speculation import worker
 
 def install():
     keep = worker.SuffixWorker._keep

@@ -21,8 +21,8 @@ from megathunder.checkpoint.state import read_state
 from megathunder.config import Config
 from megathunder.errors import ConfigError
 from megathunder.launch import Ranks
-from megathunder.metrics.folder import RunFolder
 from megathunder.metrics.row import read_rows
+from megathunder.metrics.run_folder import RunFolder
 from megathunder.metrics.spans import read_spans
 
 ROOT = Path(__file__).resolve().parents[2]

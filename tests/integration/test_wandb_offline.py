@@ -13,7 +13,7 @@ import wandb
 from wandb.proto import wandb_internal_pb2
 
 from megathunder.config import Config
-from megathunder.metrics.folder import start_run
+from megathunder.metrics.run_folder import start_run
 from megathunder.metrics.sinks import open_sinks
 from tests.unit.metrics.made_run import made_row
 

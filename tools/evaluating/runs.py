@@ -9,16 +9,16 @@ from pathlib import Path
 
 import msgspec
 
-from evaluating.asked import Asked, attempt_logs, heldout, prepared, scores
-from evaluating.shown import show_comparison
+from benchmarks.comparison.costs import Panel, Series, draw_costs
+from evaluating.arguments import Asked, attempt_logs, heldout, prepared, scores
+from evaluating.tables import show_comparison
 from megathunder.config.load import load_config
 from megathunder.errors import ConfigError
 from megathunder.evaluation import Score
 from megathunder.evaluation.alike import refuse_unlike, scored_now, scored_then
 from megathunder.evaluation.cadence import Comparison, Curve, Evaluation, compare, read_evaluations, shared_ks
-from megathunder.metrics.costs import Panel, Series, draw_costs
-from megathunder.metrics.folder import RunFolder, open_folder
 from megathunder.metrics.row import read_rows
+from megathunder.metrics.run_folder import RunFolder, open_folder
 
 
 def compare_runs(options: argparse.Namespace, settings: list[str], ks: list[int], out: Path) -> None:

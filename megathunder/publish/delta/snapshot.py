@@ -4,7 +4,7 @@
     advance   snapshot += payload                               once every server has answered, beside what comes next
 
 The snapshot changes by the bytes the servers applied, so that the two cannot part. One host copy of the weights.
-Called by `transports/delta.py` and tools/bench_publish.py.
+Called by `transports/delta.py` and benchmarks/bench_publish.py.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from megathunder.publish.bits import dtype_name, word_of, words
 from megathunder.publish.checksum import MASK, changed_checksum, tensor_checksum
 from megathunder.publish.delta.apply import apply_change
 from megathunder.publish.delta.coding import Coding, decode, encode
 from megathunder.publish.payload import Action, Header, Piece, open_payload, seal
-from megathunder.publish.words import dtype_name, word_of, words
 
 FEW = 0.15  # changed fraction below which changed words alone are read for the checksum
 

@@ -1,7 +1,8 @@
 """The frozen weights that adapters sit on, kept inside a rollout server beside the merged ones it computes with.
 
     keep     parameters with the checksum of the base -> a copy, in host memory, of this rank's part of what is adapted
-    merge    parameter = round(base + scale * B A)      `learner/low_rank.py`: the learner's own bits, shard by shard
+    merge    parameter = round(base + scale * B A)      `learner/model/low_rank.py`: the learner's own bits,
+    shard by shard
 
 Called by `loader.py`. Refuses factors that do not have the size their description gives, and another base.
 """
@@ -13,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from megathunder.learner.low_rank import merge
+from megathunder.learner.model.low_rank import merge
+from megathunder.publish.bits import FLOATS
 from megathunder.publish.delta.coding import Coding
-from megathunder.publish.engine.places import Place, Places
+from megathunder.publish.engine.fused_layout import Place, Places
 from megathunder.publish.payload import Header, PayloadError, Piece
-from megathunder.publish.words import FLOATS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,11 +27,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _world
 
+from megathunder.publish.bits import word_of
 from megathunder.publish.checksum import MASK, piece_checksum
 from megathunder.publish.delta.apply import apply_change
 from megathunder.publish.delta.coding import Change, Coding, decode
 from megathunder.publish.engine.base import Base, check_factors, is_adapted
-from megathunder.publish.engine.places import Place, Places
+from megathunder.publish.engine.fused_layout import Place, Places
 from megathunder.publish.envelope import (
     ACKNOWLEDGEMENT,
     ENVELOPE,
@@ -44,7 +45,6 @@ from megathunder.publish.envelope import (
     from_tensor,
 )
 from megathunder.publish.payload import NO_VERSION, Action, Header, Opened, PayloadError, Piece, open_payload
-from megathunder.publish.words import word_of
 
 log = logging.getLogger(__name__)
 STATE, BASE = "megathunder_held", "megathunder_base"

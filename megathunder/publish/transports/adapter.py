@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 
 from megathunder.errors import ConfigError, InfrastructureFailure
-from megathunder.learner.low_rank import merge
+from megathunder.learner.model.low_rank import merge
 from megathunder.publish.acknowledge import RefusedPayload, acknowledge, deliver
+from megathunder.publish.bits import dtype_name, published_dtype, words
 from megathunder.publish.checksum import MASK, tensor_checksum
 from megathunder.publish.delta.coding import Coded, Coding
 from megathunder.publish.envelope import Inline
 from megathunder.publish.payload import NO_VERSION, Action, Header, Piece, seal
-from megathunder.publish.round import Round
+from megathunder.publish.publish_session import Round
 from megathunder.publish.transports.base import Transport, Weights
 from megathunder.publish.transports.carriers import Carrier
-from megathunder.publish.words import dtype_name, published_dtype, words
 from megathunder.types import ServerAddress
 
 log = logging.getLogger(__name__)

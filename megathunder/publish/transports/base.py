@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from megathunder.publish.round import Round
+from megathunder.publish.publish_session import Round
 from megathunder.types import ServerAddress
 
 Weights = Iterable[tuple[str, Tensor]]  # (engine-independent name, full tensor), in one order every time

@@ -14,7 +14,7 @@ import torch
 from megathunder.publish.acknowledge import deliver
 from megathunder.publish.envelope import Held, InFile, InGroup, Inline
 from megathunder.publish.group import Pairs
-from megathunder.publish.round import Round
+from megathunder.publish.publish_session import Round
 from megathunder.publish.transports.folder import writing
 from megathunder.types import ServerAddress
 

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from megathunder.publish.acknowledge import RefusedPayload, confirm
 from megathunder.publish.delta.snapshot import Encoded, Snapshot
-from megathunder.publish.round import Round
+from megathunder.publish.publish_session import Round
 from megathunder.publish.transports.base import Transport, Weights
 from megathunder.publish.transports.carriers import Carrier
 from megathunder.types import ServerAddress

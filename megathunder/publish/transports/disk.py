@@ -11,9 +11,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from megathunder.learner.weights.hf_files import HfWriter, copy_description
+from megathunder.learner.model.weights.hf_files import HfWriter, copy_description
 from megathunder.publish.acknowledge import Manifest, adopt_everywhere
-from megathunder.publish.round import Round
+from megathunder.publish.publish_session import Round
 from megathunder.publish.transports.base import Weights
 from megathunder.publish.transports.folder import writing
 from megathunder.types import ServerAddress

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from megathunder.publish.acknowledge import Manifest, adopt_everywhere
 from megathunder.publish.buckets import Bucket, buckets
 from megathunder.publish.group import Pairs
-from megathunder.publish.round import Round
+from megathunder.publish.publish_session import Round
 from megathunder.publish.transports.base import Weights
 from megathunder.types import ServerAddress
 

@@ -27,12 +27,12 @@ from pathlib import Path
 import psutil
 
 from megathunder.errors import InfrastructureFailure
+from megathunder.rollout.agents.recorder import Recording
 from megathunder.rollout.endpoint.server import AgentEndpoint
 from megathunder.rollout.endpoint.session import Session
-from megathunder.rollout.recording import Recording
 from megathunder.types import EndReason, Trajectory
 
-GUARD = Path(__file__).parents[1] / "guard.py"
+GUARD = Path(__file__).parents[1] / "servers" / "guard.py"
 INHERITED = ("LANG", "LC_ALL", "TZ", "PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS")
 EXIT_S = 2.0  # from the end of a session to the harness's own exit
 MODEL = "policy"  # what harnesses call it

@@ -17,8 +17,7 @@ from typing import Self, TypeVar
 import msgspec
 from aiohttp import web
 
-from megathunder.rollout.endpoint.session import Session
-from megathunder.rollout.endpoint.wire import (
+from megathunder.rollout.endpoint.chat_completions import (
     ChatRequest,
     EndRequest,
     ExecRequest,
@@ -26,6 +25,7 @@ from megathunder.rollout.endpoint.wire import (
     chunks,
     completion,
 )
+from megathunder.rollout.endpoint.session import Session
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -18,10 +18,10 @@ from collections.abc import AsyncIterator, Sequence
 from jinja2 import TemplateError
 
 from megathunder.errors import InfrastructureFailure
+from megathunder.rollout.agents.recorder import Recording, RowFull, Turn
+from megathunder.rollout.endpoint.chat_completions import ExecAnswer, Refused, TaskAnswer
 from megathunder.rollout.endpoint.conversation import Conversation
-from megathunder.rollout.endpoint.wire import ExecAnswer, Refused, TaskAnswer
-from megathunder.rollout.engine import DeadlinePassed
-from megathunder.rollout.recording import Recording, RowFull, Turn
+from megathunder.rollout.servers.engine import DeadlinePassed
 from megathunder.tasks import Message
 from megathunder.types import EndReason
 

@@ -13,8 +13,8 @@ from megathunder.checkpoint.resume import find_resumption, way_on
 from megathunder.checkpoint.state import ControlState, RunState, read_state, write_state
 from megathunder.config import Config
 from megathunder.errors import ConfigError, UserError
-from megathunder.metrics.folder import RunFolder, resume_run
 from megathunder.metrics.resumptions import ResumedAt, note_resumption, read_resumptions
+from megathunder.metrics.run_folder import RunFolder, resume_run
 from megathunder.tasks import SourceState, build_source
 
 

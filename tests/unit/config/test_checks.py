@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from megathunder.config import speculation_laws
+from megathunder.config import speculation_checks
 from megathunder.config.checks import check, notes
 from megathunder.errors import ConfigError, UserError
 from tests.unit.config.config_cases import change, legal, model_folder
@@ -217,7 +217,7 @@ def test_a_daemon_or_a_sandbox_server_that_does_not_answer_is_refused_before_any
 
 
 def test_wandb_that_is_not_installed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megathunder.config.machine.find_spec", lambda name: None)
+    monkeypatch.setattr("megathunder.config.machine_checks.find_spec", lambda name: None)
     check(legal(tmp_path), ranks=1)
     with pytest.raises(ConfigError, match="wandb is not installed") as refused:
         check(change(legal(tmp_path), metrics__wandb="offline"), ranks=1)
@@ -290,12 +290,14 @@ def test_legal_and_probably_unintended_settings_are_remarked_on(tmp_path: Path) 
 
 def test_speculation_needs_the_plug_in_and_the_cache_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = change(legal(tmp_path), rollout__speculation="suffix", speculation__cache="arctic")
-    monkeypatch.setattr(speculation_laws, "entry_points", lambda group: [])
+    monkeypatch.setattr(speculation_checks, "entry_points", lambda group: [])
     with pytest.raises(ConfigError) as refused:
         check(config, ranks=1)
     assert "megathunder_suffix_speculation" in refused.value.seen and "setup.sh" in refused.value.remedy
-    monkeypatch.setattr(speculation_laws, "entry_points", lambda group: [SimpleNamespace(name=speculation_laws.PLUGIN)])
-    monkeypatch.setattr(speculation_laws, "find_spec", lambda name: None)
+    monkeypatch.setattr(
+        speculation_checks, "entry_points", lambda group: [SimpleNamespace(name=speculation_checks.PLUGIN)]
+    )
+    monkeypatch.setattr(speculation_checks, "find_spec", lambda name: None)
     with pytest.raises(ConfigError) as refused:
         check(config, ranks=1)
     assert "arctic" in refused.value.seen and "patterns" in refused.value.remedy

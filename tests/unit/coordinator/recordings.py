@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from megathunder.metrics.folder import RunFolder
+from megathunder.metrics.run_folder import RunFolder
 from megathunder.metrics.trajectories import TrajectoryRecord, TrajectoryWriter
 from megathunder.types import (
     EndReason,

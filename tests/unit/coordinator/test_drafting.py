@@ -11,14 +11,14 @@ import msgspec
 from megathunder.config import Config
 from megathunder.config.placement import PlacementConfig
 from megathunder.config.speculation import SpeculationConfig
-from megathunder.coordinator.agenda import Agenda
-from megathunder.coordinator.drafting import Drafting, drafting
-from megathunder.coordinator.manners import Manners, build_placer
+from megathunder.coordinator.load_controller import LoadController
+from megathunder.coordinator.rollout_mode import Manners, build_placer
+from megathunder.coordinator.speculation_monitor import Drafting, drafting
+from megathunder.coordinator.update_plan import Agenda
 from megathunder.errors import InfrastructureFailure
 from megathunder.metrics.row import MetricsRow
-from megathunder.rollout.placement import Switched
-from megathunder.rollout.speculation.controller import LoadController
-from megathunder.rollout.wire import SpeculationCounts
+from megathunder.rollout.routing import Switched
+from megathunder.rollout.servers.protocol import SpeculationCounts
 from megathunder.types import ServerAddress
 from tests.unit.metrics.made_run import made_row
 

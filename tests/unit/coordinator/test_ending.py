@@ -16,9 +16,9 @@ import pytest
 from test_loop import settings
 
 from megathunder.coordinator.coordinator import Coordinator
-from megathunder.coordinator.ending import Ending
+from megathunder.coordinator.shutdown import Ending
 from megathunder.launch import CoordinatorProcess, killed
-from megathunder.metrics.folder import RunFolder
+from megathunder.metrics.run_folder import RunFolder
 from tools.torchrun import _ranks
 
 ROOT = Path(__file__).parents[3]

@@ -14,7 +14,8 @@ from megathunder import launch
 from megathunder.config.toml import to_toml
 from megathunder.coordinator import process
 from megathunder.errors import system_error
-from megathunder.learner import worker, written
+from megathunder.learner.checkpoint import checkpoint_status
+from megathunder.learner.transport import worker
 from megathunder.tracing import Recorder
 from megathunder.types import Failed, SaveCheckpoint
 
@@ -87,13 +88,13 @@ def test_a_command_that_fails_by_a_full_disk_is_answered_without_a_traceback(tmp
 
 
 def test_a_rank_tells_on_a_full_disk_in_the_room_it_has_taken_before(tmp_path: Path) -> None:
-    written.reserve(tmp_path, 3)
+    checkpoint_status.reserve(tmp_path, 3)
     (file,) = tmp_path.iterdir()
     before = file.stat()
-    written.tell(tmp_path, 3, "it is full")
+    checkpoint_status.tell(tmp_path, 3, "it is full")
     after = (tmp_path / "written_00003").stat()
     assert (after.st_ino, after.st_size, after.st_blocks) == (before.st_ino, before.st_size, before.st_blocks)
-    assert written.heard(tmp_path) == {3: "it is full"}
+    assert checkpoint_status.heard(tmp_path) == {3: "it is full"}
 
 
 def test_a_fault_of_the_program_keeps_its_traceback() -> None:

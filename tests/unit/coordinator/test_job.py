@@ -8,14 +8,14 @@ import time
 import psutil
 import pytest
 
+from benchmarks.comparison import job as jobs
 from megathunder.config import Config
 from megathunder.config.replay import ReplayConfig
-from megathunder.coordinator import job as jobs
 from megathunder.errors import UserError
 
 TOOL = """
 import signal, sys
-from megathunder.coordinator import job
+from benchmarks.comparison import job
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run behind a shell's &
 job.TERMINAL_S = 0.1
 print(job._wait_for([sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]))

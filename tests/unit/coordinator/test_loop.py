@@ -10,16 +10,16 @@ from types import SimpleNamespace
 
 from megathunder.config import Config
 from megathunder.config.replay import ReplayConfig
-from megathunder.coordinator.agenda import Agenda
 from megathunder.coordinator.assembly import Parts
 from megathunder.coordinator.coordinator import Coordinator
 from megathunder.coordinator.persistence import Persistence
-from megathunder.coordinator.replay import ReplayedSupply, read_recorded
+from megathunder.coordinator.replayed_rollouts import ReplayedSupply, read_recorded
 from megathunder.coordinator.sizing import GroupSizes
 from megathunder.coordinator.supply import NoServers
+from megathunder.coordinator.update_plan import Agenda
 from megathunder.loop import train
-from megathunder.metrics.folder import RunFolder
 from megathunder.metrics.row import MetricsRow
+from megathunder.metrics.run_folder import RunFolder
 from megathunder.types import Differentiate, Done, TakeStep, WorkStats
 from tests.unit.coordinator.recordings import write_update
 

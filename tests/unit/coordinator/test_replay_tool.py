@@ -13,11 +13,11 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
+from benchmarks.comparison.job import JobFailed, JobStopped
 from megathunder.config import Config
 from megathunder.config.toml import to_toml
-from megathunder.coordinator.agenda import Agenda
-from megathunder.coordinator.job import JobFailed, JobStopped
-from megathunder.metrics.folder import RunFolder, start_run
+from megathunder.coordinator.update_plan import Agenda
+from megathunder.metrics.run_folder import RunFolder, start_run
 from megathunder.metrics.sinks import JsonlSink
 from tests.unit.coordinator.recordings import write_update
 from tests.unit.metrics.made_run import made_row

@@ -13,10 +13,10 @@ import pytest
 
 from megathunder.config import Config
 from megathunder.config.replay import ReplayConfig
-from megathunder.coordinator.replay import ReplayedSupply, Timing, events_of, feed, read_recorded, timings
+from megathunder.coordinator.replayed_rollouts import ReplayedSupply, Timing, events_of, feed, read_recorded, timings
 from megathunder.coordinator.rollouts import Rollouts
 from megathunder.errors import UserError
-from megathunder.metrics.folder import RunFolder
+from megathunder.metrics.run_folder import RunFolder
 from megathunder.schedule.scheduler import UpdateScheduler
 from megathunder.types import (
     Rewarded,

@@ -13,16 +13,16 @@ from test_loop import AnsweringLearner, settings
 
 from megathunder.config import Config
 from megathunder.config.replay import ReplayConfig
-from megathunder.coordinator.agenda import Agenda
 from megathunder.coordinator.assembly import Parts
 from megathunder.coordinator.coordinator import Coordinator
 from megathunder.coordinator.persistence import Persistence
 from megathunder.coordinator.sizing import GroupSizes
 from megathunder.coordinator.supply import NoServers, SampledSupply
+from megathunder.coordinator.update_plan import Agenda
 from megathunder.loop import train
-from megathunder.metrics.folder import RunFolder
 from megathunder.metrics.resumptions import read_resumptions
 from megathunder.metrics.row import MetricsRow
+from megathunder.metrics.run_folder import RunFolder
 from megathunder.tasks import build_source
 from megathunder.types import Done, TrajectoryId, WorkStats
 from tests.unit.coordinator.recordings import trajectory_events

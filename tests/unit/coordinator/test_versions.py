@@ -12,7 +12,7 @@ import pytest
 from megathunder.config import Config
 from megathunder.config.publish import PublishConfig
 from megathunder.config.rollout import RolloutConfig
-from megathunder.coordinator import reached
+from megathunder.coordinator import weight_sync
 from megathunder.coordinator.coordinator import Coordinator
 from megathunder.errors import InfrastructureFailure
 from megathunder.types import Done, Publish, ServerAddress, WorkStats
@@ -71,11 +71,11 @@ def reach(world: World, version: int) -> None:
     async def send(servers: tuple[ServerAddress, ...]) -> tuple[Publish, Done]:
         return await world.on_first_cell(lambda item: Publish(item=item, version=version, servers=servers), 1.0)
 
-    asyncio.run(reached.reach_servers(world, version, send))
+    asyncio.run(weight_sync.reach_servers(world, version, send))
 
 
 def test_a_server_that_missed_a_version_is_sent_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reached, "AGAIN_S", 0.0)
+    monkeypatch.setattr(weight_sync, "AGAIN_S", 0.0)
     world = World({A: 3, B: 3})
     world.deaf = {B}
     reach(world, 4)
@@ -90,7 +90,7 @@ def test_a_version_that_no_server_can_take_ends_the_run() -> None:
 
 
 def test_a_server_that_is_being_restarted_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reached, "AGAIN_S", 0.01)
+    monkeypatch.setattr(weight_sync, "AGAIN_S", 0.01)
     world = World({A: 3})
     world.servers.ready = ()
 
@@ -100,7 +100,7 @@ def test_a_server_that_is_being_restarted_is_waited_for(monkeypatch: pytest.Monk
             world.held[A], world.servers.ready = 4, (A,)  # its pool sent it the weights
 
         returning = asyncio.create_task(back())
-        assert await reached.reach_servers(world, 4, None) == []
+        assert await weight_sync.reach_servers(world, 4, None) == []
         await returning
 
     asyncio.run(scenario())
@@ -109,7 +109,7 @@ def test_a_server_that_is_being_restarted_is_waited_for(monkeypatch: pytest.Monk
 def test_a_server_that_did_not_acknowledge_does_not_count_whatever_version_it_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reached, "AGAIN_S", 0.0)
+    monkeypatch.setattr(weight_sync, "AGAIN_S", 0.0)
     world = World({A: 3, B: 4})  # another learner gave B the same number
     world.deaf = {B}
     reach(world, 4)

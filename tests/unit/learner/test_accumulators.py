@@ -14,7 +14,7 @@ from megathunder.learner.accumulators.arithmetic import FixedPointArithmetic, Fl
 from megathunder.learner.accumulators.host import HostArithmetic, HostTraffic
 from megathunder.learner.accumulators.layout import GradientLayout
 from megathunder.learner.accumulators.store import AccumulatorStore
-from megathunder.learner.recording import record_tensors
+from megathunder.learner.passes.gradient_dump import record_tensors
 from megathunder.types import BATCH, AccumulatorKey, Fold, FoldTerm
 
 C0, C1 = AccumulatorKey("class", 0, 0), AccumulatorKey("class", 0, 1)

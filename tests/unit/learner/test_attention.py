@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from megathunder.errors import ConfigError
-from megathunder.learner.attention import AttentionContext, PackedAttention, Prefix, RowSpan
+from megathunder.learner.model.attention import AttentionContext, PackedAttention, Prefix, RowSpan
 
 HEADS, GROUPS, HEAD = 4, 2, 8
 CONFIG = SimpleNamespace(context_parallel_size=1, attention_dropout=0.0)
@@ -51,7 +51,7 @@ def test_packed_rows_attend_as_each_row_alone(lengths):
 
 
 def test_rows_split_into_several_calls_come_back_in_order(monkeypatch):
-    monkeypatch.setattr("megathunder.learner.attention._SMALL_GROUP_TOKENS", 0)
+    monkeypatch.setattr("megathunder.learner.model.attention._SMALL_GROUP_TOKENS", 0)
     lengths = [3, 20, 2, 19, 7]
     context = AttentionContext.of([RowSpan(length=n) for n in lengths])
     assert len(context.groups) > 1

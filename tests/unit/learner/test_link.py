@@ -10,11 +10,11 @@ import time
 import pytest
 import zmq
 
+from megathunder.coordinator.learner_client import LearnerClient
 from megathunder.errors import InfrastructureFailure
-from megathunder.learner.link import CellLink, Endpoint, LeaderLink
-from megathunder.learner.remote import LearnerClient
-from megathunder.learner.wire import decode_command
-from megathunder.learner.worker import serve
+from megathunder.learner.transport.link import CellLink, Endpoint, LeaderLink
+from megathunder.learner.transport.wire import decode_command
+from megathunder.learner.transport.worker import serve
 from megathunder.types import BATCH, Differentiate, Done, Fold, Hello, Shutdown, TakeStep, WorkStats
 
 
@@ -143,7 +143,7 @@ def test_a_cell_ends_when_the_coordinator_closes_and_not_while_it_is_only_quiet(
 
 
 def test_a_coordinator_that_is_alive_and_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megathunder.learner.link.FIRST_WORD_S", 1.5)
+    monkeypatch.setattr("megathunder.learner.transport.link.FIRST_WORD_S", 1.5)
     server = zmq.Context.instance().socket(zmq.ROUTER)
     port = server.bind_to_random_port("tcp://127.0.0.1")
     hello = Hello(cell=0, ranks=1, token="t", host="h")

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from oracles.objective_losses import kl_k3
 
 from megathunder.config.objective import LossConfig
 from megathunder.learner.loss import TokenLoss
-from megathunder.learner.packing import pack, whole_rows
+from megathunder.learner.passes.packing import pack, whole_rows
 from megathunder.objectives.base import Survivor, normaliser
-from megathunder.objectives.reference import kl_k3
 from megathunder.types import ContributionId, TrainRow
 
 INF, NAN = float("inf"), float("nan")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from megathunder.learner import low_rank
-from megathunder.learner.low_rank import merge, product
+from megathunder.learner.model import low_rank
+from megathunder.learner.model.low_rank import merge, product
 
 
 def factors(rank: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from examples.policies.build.tiny import MIXTURES, TINY, make_tiny
 from megathunder.config.learner import LearnerConfig
 from megathunder.errors import ConfigError
-from megathunder.learner.families.tiny import MIXTURES, TINY, make_tiny
-from megathunder.learner.model import build_model
+from megathunder.learner.model.build_model import build_model
+from megathunder.learner.model.weights.convert_folder import FileLayout, to_hf, to_megatron
+from megathunder.learner.model.weights.hf_files import HfReader
 from megathunder.learner.parallel import initialize
-from megathunder.learner.weights.convert import FileLayout, to_hf, to_megatron
-from megathunder.learner.weights.hf_files import HfReader
 
 TOOL = Path(__file__).resolve().parents[3] / "tools" / "convert.py"
 
@@ -81,7 +81,7 @@ def test_command_line_converts_and_refuses_in_words(tmp_path: Path) -> None:
 PEAK = """
 import resource, sys
 from pathlib import Path
-from megathunder.learner.weights.convert import FileLayout, to_hf, to_megatron
+from megathunder.learner.model.weights.convert_folder import FileLayout, to_hf, to_megatron
 
 def convert(source):
     to_megatron(Path(source), Path(source + "_megatron"), FileLayout(pipeline=8 if "large" in source else 1))

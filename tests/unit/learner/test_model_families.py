@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.parity.parity_checks import compare, forward_backward, sample_rows
+from examples.policies.build.tiny import TINY, make_tiny
 from megathunder.config.learner import LearnerConfig
 from megathunder.errors import ConfigError
-from megathunder.learner.families import FAMILIES, read_config
-from megathunder.learner.families.rotary import inverse_frequencies
-from megathunder.learner.families.tiny import TINY, make_tiny
-from megathunder.learner.model import ModelBundle, build_model
+from megathunder.learner.model.build_model import build_model
+from megathunder.learner.model.bundle import ModelBundle
+from megathunder.learner.model.families import FAMILIES, read_config
+from megathunder.learner.model.families.rotary import inverse_frequencies
+from megathunder.learner.model.weights import export_weights
+from megathunder.learner.model.weights.hf_files import HfReader
 from megathunder.learner.parallel import initialize
-from megathunder.learner.parity import compare, forward_backward, sample_rows
-from megathunder.learner.weights import export_weights
-from megathunder.learner.weights.hf_files import HfReader
 
 CPU = LearnerConfig(device="cpu")
 

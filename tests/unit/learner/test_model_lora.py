@@ -12,14 +12,15 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from benchmarks.parity.parity_checks import compare, fill_adapters, forward_backward, sample_rows
+from examples.policies.build.tiny import make_tiny
 from megathunder.config.learner import LearnerConfig
 from megathunder.errors import ConfigError
-from megathunder.learner.adapter_files import CONFIG, WEIGHTS, adapter_tensors, export_adapter, save_adapter
-from megathunder.learner.families.tiny import make_tiny
-from megathunder.learner.model import ModelBundle, build_model
+from megathunder.learner.model.adapter_files import CONFIG, WEIGHTS, adapter_tensors, export_adapter, save_adapter
+from megathunder.learner.model.build_model import build_model
+from megathunder.learner.model.bundle import ModelBundle
+from megathunder.learner.model.weights import export_weights
 from megathunder.learner.parallel import initialize
-from megathunder.learner.parity import compare, fill_adapters, forward_backward, sample_rows
-from megathunder.learner.weights import export_weights
 
 LORA = LearnerConfig(device="cpu", lora_rank=4, lora_alpha=8.0)
 

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from examples.policies.build.tiny import make_tiny
 from megathunder.config.learner import LearnerConfig
 from megathunder.errors import ConfigError
-from megathunder.learner.families.tiny import make_tiny
-from megathunder.learner.model import ModelBundle, build_model
+from megathunder.learner.model.build_model import build_model
+from megathunder.learner.model.bundle import ModelBundle
 from megathunder.learner.options import megatron_options
 from megathunder.learner.parallel import initialize
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from megatron.core.parallel_state import RankGenerator
 
+from examples.policies.build.tiny import make_tiny
 from megathunder.config.learner import LearnerConfig
 from megathunder.errors import ConfigError
-from megathunder.learner.families.tiny import make_tiny
-from megathunder.learner.model import build_model
+from megathunder.learner.model.build_model import build_model
 from megathunder.learner.parallel import check_layout, choose_device, initialize, join_coupled
 
 

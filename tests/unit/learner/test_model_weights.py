@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from examples.policies.build.tiny import make_tiny
 from megathunder.config.learner import LearnerConfig
 from megathunder.errors import ConfigError
-from megathunder.learner.families.rules import Kind
-from megathunder.learner.families.tiny import make_tiny
-from megathunder.learner.model import build_model
+from megathunder.learner.model.build_model import build_model
+from megathunder.learner.model.families.rules import Kind
+from megathunder.learner.model.weights import export_tensors, export_weights, save_hf
+from megathunder.learner.model.weights.hf_files import HfReader, HfWriter
+from megathunder.learner.model.weights.layouts import Dimensions, merge, shard, split, unshard
 from megathunder.learner.parallel import initialize
-from megathunder.learner.weights import export_tensors, export_weights, save_hf
-from megathunder.learner.weights.hf_files import HfReader, HfWriter
-from megathunder.learner.weights.layouts import Dimensions, merge, shard, split, unshard
 
 CPU = LearnerConfig(device="cpu")
 DIMS = Dimensions(groups=4, heads=2, head=3, vocab=11, padded_vocab=12)

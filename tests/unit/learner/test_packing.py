@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from megathunder.errors import UserError
-from megathunder.learner.packing import first_computed, last_computed, pack, whole_rows
+from megathunder.learner.passes.packing import first_computed, last_computed, pack, whole_rows
 from megathunder.types import ContributionId, TrainRow
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from megathunder.errors import ConfigError
-from megathunder.learner.stages import uneven_stages
+from megathunder.learner.model.pipeline_split import uneven_stages
 
 
 def legal(layers, stages):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tools.upcycle_policy import Arguments, upcycle
+from examples.policies.build.upcycle_policy import Arguments, upcycle
 
 STUDENT = Path(__file__).parents[3] / "examples" / "policies" / "student"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from megathunder import tracing
 from megathunder.config import Config
-from megathunder.metrics.folder import RunFolder, start_run
 from megathunder.metrics.row import MetricsRow, Salt, Sizing
+from megathunder.metrics.run_folder import RunFolder, start_run
 from megathunder.metrics.sinks import JsonlSink
 
 

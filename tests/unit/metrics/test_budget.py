@@ -11,10 +11,10 @@ import pytest
 from megathunder.config import Config
 from megathunder.config.model_shape import ModelShape
 from megathunder.errors import ConfigError
-from megathunder.metrics.budget import refuse_what_does_not_fit
-from megathunder.metrics.footprint import accumulators_held
-from megathunder.metrics.memory import host_limit_bytes
-from megathunder.metrics.plan import Plan, make_plan, plan_lines
+from megathunder.planning.budget import refuse_what_does_not_fit
+from megathunder.planning.footprint import accumulators_held
+from megathunder.planning.memory import host_limit_bytes
+from megathunder.planning.plan import Plan, make_plan, plan_lines
 from tests.unit.config.config_cases import change
 from tools import train
 

@@ -10,15 +10,15 @@ import pytest
 from PIL import Image
 from safetensors.numpy import save_file
 
+from benchmarks.comparison.comparison import compare
 from megathunder.config import Config
 from megathunder.config.replay import ReplayConfig
-from megathunder.coordinator.agenda import Agenda
+from megathunder.coordinator.update_plan import Agenda
 from megathunder.errors import UserError
-from megathunder.metrics.comparison import compare
-from megathunder.metrics.folder import RunFolder, start_run
+from megathunder.metrics.run_folder import RunFolder, start_run
 from megathunder.metrics.sinks import JsonlSink
 from megathunder.metrics.spans import read_spans
-from megathunder.metrics.timeline import draw_schedules
+from megathunder.report.timeline import draw_schedules
 from tests.unit.metrics.made_run import made_row, made_run
 
 PLAIN = "thundersync+plain_rollouts"

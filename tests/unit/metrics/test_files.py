@@ -11,16 +11,16 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
+from benchmarks.comparison.differences import differences, kind_of
 from megathunder import tracing
 from megathunder.config import Config
 from megathunder.errors import UserError
-from megathunder.metrics.differences import differences, kind_of
-from megathunder.metrics.folder import RunFolder, open_folder, resume_run, start_run
-from megathunder.metrics.report import main
 from megathunder.metrics.row import MetricsRow, definitions, read_rows
+from megathunder.metrics.run_folder import RunFolder, open_folder, resume_run, start_run
 from megathunder.metrics.sinks import JsonlSink
 from megathunder.metrics.spans import read_spans
 from megathunder.metrics.trajectories import TrajectoryWriter, read_trajectories
+from megathunder.report.html_report import main
 from megathunder.types import (
     EndReason,
     Rewarded,

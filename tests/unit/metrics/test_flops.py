@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from megathunder.config.model_shape import ModelShape
-from megathunder.metrics.flops import (
+from megathunder.planning.flops import (
     forward_flops,
     known_peak,
     measured_peak,

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from benchmarks import learning_curves
+from benchmarks.comparison.job import JobStopped
+from benchmarks.comparison.learning import curve_of, draw_learning, summarise
+from benchmarks.learning_curves import read_comparison
 from megathunder.config import Config
 from megathunder.config.checks import check_plan
 from megathunder.config.load import load_config
-from megathunder.coordinator.job import JobStopped
 from megathunder.errors import UserError
-from megathunder.metrics.folder import RunFolder, start_run
-from megathunder.metrics.learning import curve_of, draw_learning, summarise
+from megathunder.metrics.run_folder import RunFolder, start_run
 from megathunder.metrics.sinks import JsonlSink
 from tests.unit.metrics.made_run import made_row
-from tools import learning_curves
-from tools.learning_curves import read_comparison
 
 ROOT = Path(__file__).resolve().parents[3]
 

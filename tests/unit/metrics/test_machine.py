@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from megathunder.metrics import machine
+from benchmarks.comparison import machine
 
 
 def test_independence_is_the_mean_share_of_their_speed_that_both_sides_keep(monkeypatch: pytest.MonkeyPatch) -> None:

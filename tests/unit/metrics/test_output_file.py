@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from megathunder.errors import UserError
-from megathunder.metrics.output import output_file
+from megathunder.metrics.output_file import output_file
 
 ROOT = Path(__file__).resolve().parents[3]
 

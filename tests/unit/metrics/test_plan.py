@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from examples.policies.build.tiny import make_tiny
 from megathunder.config import Config
 from megathunder.config.checks import check, check_plan
 from megathunder.config.learner import LearnerConfig
@@ -17,17 +18,16 @@ from megathunder.config.load import load_config
 from megathunder.config.model_shape import ModelShape, read_model_shape
 from megathunder.errors import ConfigError
 from megathunder.learner.accumulators.host import BUFFERS, PIECE
-from megathunder.learner.families.tiny import make_tiny
 from megathunder.learner.learner import Learner
 from megathunder.learner.parallel import initialize
-from megathunder.metrics.footprint import (
+from megathunder.planning.footprint import (
     COPY_BUFFER_BYTES,
     Parameters,
     adapter_parameters,
     rank_parameters,
     trained_parameters,
 )
-from megathunder.metrics.plan import make_plan, plan_lines
+from megathunder.planning.plan import make_plan, plan_lines
 from tools.train import main
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from examples.policies.build.tiny import make_tiny
 from megathunder.config import Config
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.model_shape import read_model_shape
-from megathunder.learner.families.tiny import make_tiny
 from megathunder.learner.learner import Learner
 from megathunder.learner.parallel import initialize
-from megathunder.metrics.plan import in_bytes, make_plan, plan_lines
+from megathunder.planning.plan import in_bytes, make_plan, plan_lines
 from megathunder.types import AccumulatorKey, TakeStep
 
 

@@ -16,15 +16,15 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from megathunder.config import Config
-from megathunder.metrics import curves
-from megathunder.metrics import features as feature_panels
-from megathunder.metrics.features import features
-from megathunder.metrics.page import certificate, page
-from megathunder.metrics.report import build_report
 from megathunder.metrics.resumptions import ResumedAt, note_resumption
 from megathunder.metrics.row import MetricsRow, Salt
 from megathunder.metrics.spans import Span, read_spans
-from megathunder.metrics.timeline import gaps, last_updates, rows_for
+from megathunder.report import curves
+from megathunder.report import panels as feature_panels
+from megathunder.report.html_page import certificate, page
+from megathunder.report.html_report import build_report
+from megathunder.report.panels import features
+from megathunder.report.timeline import gaps, last_updates, rows_for
 from megathunder.tracing import Recorder
 from tests.unit.metrics.made_run import everything, made_row, made_run
 

@@ -11,12 +11,12 @@ import pytest
 
 from megathunder.config import Config
 from megathunder.errors import UserError
-from megathunder.metrics.folder import start_run
+from megathunder.metrics.run_folder import start_run
 
 HOLD = """
 import dataclasses, sys
 from megathunder.config import Config
-from megathunder.metrics.folder import start_run
+from megathunder.metrics.run_folder import start_run
 config = Config()
 start_run(dataclasses.replace(config, run=dataclasses.replace(config.run, folder=sys.argv[1], overwrite=True)))
 print("held", flush=True)

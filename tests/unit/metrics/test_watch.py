@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from megathunder.metrics import watch
-from megathunder.metrics.memory import GpuUse
-from megathunder.metrics.page import _memory
-from megathunder.metrics.watch import MemoryWatch, holders, learner_ranks
+from megathunder.metrics import resource_monitor
+from megathunder.metrics.resource_monitor import MemoryWatch, holders, learner_ranks
+from megathunder.planning.memory import GpuUse
+from megathunder.report.html_page import _memory
 from tests.unit.metrics.made_run import made_row
 
 HOLD = "import sys, time; held = bytearray(int(sys.argv[1])); print(len(held), flush=True); time.sleep(60)"
@@ -69,7 +69,7 @@ def test_gpu_memory_is_told_by_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     use = GpuUse(
         memory_bytes=50, limit_bytes=80, utilisation=0.5, by_process={psutil.Process().pid: 30, 999_999_999: 20}
     )
-    monkeypatch.setattr(watch, "gpu_use", lambda: use)
+    monkeypatch.setattr(resource_monitor, "gpu_use", lambda: use)
     row = MemoryWatch(every_s=0).into(made_row())
     assert row.memory_peaks["rollout"]["gpu coordinator"] == 30
     assert row.memory_peaks["rollout"]["gpu others"] == 20
@@ -80,7 +80,7 @@ def test_gpu_memory_is_told_by_holder(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_of_torchrun_are_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = [SimpleNamespace(pid=11), SimpleNamespace(pid=12)]
     agent = SimpleNamespace(cmdline=lambda: ["python", "/x/torchrun"], children=lambda: ranks)
-    monkeypatch.setattr(watch.psutil, "Process", lambda pid: SimpleNamespace(pid=11, parent=lambda: agent))
+    monkeypatch.setattr(resource_monitor.psutil, "Process", lambda pid: SimpleNamespace(pid=11, parent=lambda: agent))
     assert learner_ranks() == {11, 12}
     agent.cmdline = lambda: ["bash"]
     assert learner_ranks() == {11}

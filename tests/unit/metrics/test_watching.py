@@ -13,11 +13,11 @@ from rich.console import Console as RichConsole
 from megathunder import tracing
 from megathunder.config import Config
 from megathunder.metrics.console import Console, Progress, draw, line
-from megathunder.metrics.folder import start_run
-from megathunder.metrics.memory import GpuUse, gpu_use
 from megathunder.metrics.monitor import open_monitor
 from megathunder.metrics.row import read_rows
+from megathunder.metrics.run_folder import start_run
 from megathunder.metrics.sinks import WandbSink
+from megathunder.planning.memory import GpuUse, gpu_use
 from megathunder.types import TrajectoryId, TrajectoryLost
 from tests.unit.metrics.made_run import NO_STEP, made_row
 

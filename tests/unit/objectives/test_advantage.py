@@ -7,12 +7,12 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.advantages import advantages
 
-from megathunder.config.affine import NORMALISATIONS, NOT_AFFINE
+from megathunder.config.streamable import NORMALISATIONS, NOT_AFFINE
 from megathunder.errors import ConfigError, UserError
 from megathunder.objectives.advantage import (
     GroupStatistics,
-    advantages,
     check_normalisation,
 )
 

@@ -3,18 +3,20 @@
 from dataclasses import replace
 
 import pytest
+from oracles.advantages import advantages
+from oracles.token_losses import clipped_loss, k3, sampled_reverse_kl
 
 from megathunder.config.objective import GrpoConfig, LossConfig
 from megathunder.config.root import Config
 from megathunder.config.run import RunConfig
 from megathunder.config.streaming import StreamingConfig
 from megathunder.errors import ConfigError, UserError
-from megathunder.objectives.advantage import Coefficients, advantages
+from megathunder.objectives.advantage import Coefficients
 from megathunder.objectives.base import Survivor
-from megathunder.objectives.build import build_objective
-from megathunder.objectives.chain import TokenChain, train_rows
+from megathunder.objectives.build_objective import build_objective
 from megathunder.objectives.grpo import Grpo
-from megathunder.objectives.scalars import clipped_loss, k3, overlong_penalty, sampled_reverse_kl
+from megathunder.objectives.overlong import overlong_penalty
+from megathunder.schedule.token_chain import TokenChain, train_rows
 from megathunder.types import (
     BATCH,
     AccumulatorKey,

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.objective_losses import salt_update
 
 from megathunder.config.salt import SaltConfig
-from megathunder.objectives.reference import salt_update
 from megathunder.objectives.salt import cancellation, dominant_rank, reweigh
 
 STRONG = SaltConfig(amplification=3.0, severe_cancellation=0.1, explained_share=0.6)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 from aiohttp import web
 
-from megathunder.rollout.command import WEIGHT_LOADER
+from megathunder.rollout.servers.command import WEIGHT_LOADER
 from megathunder.types import ServerAddress
 
 

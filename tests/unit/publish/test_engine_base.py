@@ -13,12 +13,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from test_places import Engine, answer, checksum, pieces, shard, weights
 
-from megathunder.learner.low_rank import merge
+from megathunder.learner.model.low_rank import merge
+from megathunder.publish.bits import words
 from megathunder.publish.delta.coding import Coded, Coding
 from megathunder.publish.engine.base import Base
-from megathunder.publish.engine.places import Places
+from megathunder.publish.engine.fused_layout import Places
 from megathunder.publish.payload import Action, Header, Piece
-from megathunder.publish.words import words
 
 RANK, SCALE = 3, 0.7
 

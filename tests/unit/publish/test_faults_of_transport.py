@@ -14,7 +14,7 @@ from torch import Tensor
 
 from megathunder.errors import InfrastructureFailure, UserError
 from megathunder.publish.group import Pairs
-from megathunder.publish.round import Round
+from megathunder.publish.publish_session import Round
 from megathunder.publish.transports import disk
 from megathunder.publish.transports.carriers import FolderCarrier
 from megathunder.publish.transports.disk import DiskTransport

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from megathunder.publish.checksum import MASK, piece_checksum, tensor_checksum
 from megathunder.publish.delta.snapshot import Snapshot
 from megathunder.publish.engine import loader
-from megathunder.publish.engine.places import Places
+from megathunder.publish.engine.fused_layout import Places
 from megathunder.publish.envelope import ACKNOWLEDGEMENT, Envelope, Held, Inline, from_parameter
 from megathunder.publish.payload import Action, Header, PayloadError, Piece, seal
 

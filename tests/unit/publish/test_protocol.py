@@ -15,8 +15,8 @@ from fake_sglang import fake_sglang
 from megathunder.errors import InfrastructureFailure, UserError
 from megathunder.publish.acknowledge import deliver
 from megathunder.publish.envelope import Inline
-from megathunder.publish.round import Round
-from megathunder.rollout.command import WEIGHT_LOADER
+from megathunder.publish.publish_session import Round
+from megathunder.rollout.servers.command import WEIGHT_LOADER
 
 
 def paths(version: str) -> list[str]:

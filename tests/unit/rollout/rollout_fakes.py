@@ -13,8 +13,8 @@ from aiohttp import web
 from megathunder.config.rollout import RolloutConfig
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import InfrastructureFailure
-from megathunder.rollout.collector import Collector
-from megathunder.rollout.supervisor import ServerPool
+from megathunder.rollout.agents.collector import Collector
+from megathunder.rollout.servers.supervisor import ServerPool
 from megathunder.tasks import ExactAnswer, Message, Task
 from megathunder.types import ServerAddress
 

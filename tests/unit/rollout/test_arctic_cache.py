@@ -7,11 +7,11 @@ from array import array
 
 import pytest
 
-from megathunder.rollout.speculation.origin import Origin
-from megathunder.rollout.speculation.patterns import PatternCache
+from megathunder.speculation.origin import Origin
+from megathunder.speculation.patterns import PatternCache
 
 pytest.importorskip("arctic_inference", reason="optional: pip install --no-deps -r requirements/speculation.txt")
-from megathunder.rollout.speculation.arctic import EVERYTHING, ArcticCache
+from megathunder.speculation.arctic import EVERYTHING, ArcticCache
 
 SHARED = [1, 2, 3, 4]
 

@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from megathunder.rollout.speculation.attention import blocks_of, drafted_step
-from megathunder.rollout.speculation.rows import kept_counts, padded_rows
+from megathunder.speculation.attention import blocks_of, drafted_step
+from megathunder.speculation.rows import kept_counts, padded_rows
 
 
 def test_a_draft_is_kept_while_it_equals_what_was_sampled_before_it():

@@ -6,9 +6,9 @@ from array import array
 from types import SimpleNamespace
 
 from megathunder.config.speculation import SpeculationConfig
-from megathunder.rollout.speculation.drafter import FORGOTTEN_AFTER, Drafter
-from megathunder.rollout.speculation.gate import Gate
-from megathunder.rollout.speculation.patterns import PatternCache
+from megathunder.speculation.drafter import FORGOTTEN_AFTER, Drafter
+from megathunder.speculation.gate import Gate
+from megathunder.speculation.patterns import PatternCache
 
 LONG = list(range(100, 140))
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from megathunder.rollout.speculation import prompts
-from megathunder.rollout.speculation.prompts import can_draft, hand_over, lay_out_prompts, set_aside_the_rest
+from megathunder.speculation import prompts
+from megathunder.speculation.prompts import can_draft, hand_over, lay_out_prompts, set_aside_the_rest
 
 
 def reading(prefixes: list[int], lengths: list[int], **changes: object) -> SimpleNamespace:

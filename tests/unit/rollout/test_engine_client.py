@@ -10,8 +10,8 @@ from aiohttp import web
 from rollout_fakes import answer, serving
 
 from megathunder.errors import InfrastructureFailure
-from megathunder.rollout.client import EngineClient, Unavailable
-from megathunder.rollout.wire import SamplingParams
+from megathunder.rollout.servers.client import EngineClient, Unavailable
+from megathunder.rollout.servers.protocol import SamplingParams
 
 SAMPLING = SamplingParams(max_new_tokens=4, temperature=0.5, sampling_seed=9)
 

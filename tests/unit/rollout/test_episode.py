@@ -24,9 +24,9 @@ from rollout_fakes import (
 
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import InfrastructureFailure
-from megathunder.rollout.agent import turn_seed
-from megathunder.rollout.collector import Collector
-from megathunder.rollout.supervisor import ServerPool
+from megathunder.rollout.agents.builtin_agent import turn_seed
+from megathunder.rollout.agents.collector import Collector
+from megathunder.rollout.servers.supervisor import ServerPool
 from megathunder.sandbox import ExecResult
 from megathunder.types import (
     EndReason,
@@ -198,7 +198,7 @@ def test_the_time_of_the_grader_is_measured(tmp_path):
 
 
 def test_graders_take_turns_and_waiting_for_one_is_outside_their_limit(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("megathunder.rollout.collector.GRADING_GRACE_S", 0.2)
+    monkeypatch.setattr("megathunder.rollout.agents.collector.GRADING_GRACE_S", 0.2)
     running, most = 0, 0
 
     async def grade(task, sandbox, text, pool, budget_s):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from megathunder.config.speculation import SpeculationConfig
+from megathunder.coordinator.load_controller import LoadController, Regime, Regimes
 from megathunder.errors import InfrastructureFailure
-from megathunder.rollout.speculation.controller import LoadController, Regime, Regimes
 from megathunder.types import ServerAddress
 
 SETTINGS = SpeculationConfig(low_load_requests=4, high_load_requests=10)

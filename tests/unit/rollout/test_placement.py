@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megathunder.errors import InfrastructureFailure
-from megathunder.rollout.placement import Board, Request, Router, Switched
-from megathunder.rollout.placement.policies import CacheAware, LeastLoaded, RoundRobin, Session
+from megathunder.rollout.routing import Board, Request, Router, Switched
+from megathunder.rollout.routing.routing_policies import CacheAware, LeastLoaded, RoundRobin, Session
 from megathunder.types import ServerAddress, TrajectoryId
 
 A, B = "a", "b"

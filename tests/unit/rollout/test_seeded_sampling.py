@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 import torch
 
-from megathunder.rollout.command import CPU_ENGINE
+from megathunder.rollout.servers.command import CPU_ENGINE
 
 spec = importlib.util.spec_from_file_location("seeded", CPU_ENGINE / "megathunder_seeded_sampling.py")
 seeded = importlib.util.module_from_spec(spec)

@@ -14,9 +14,9 @@ from rollout_fakes import answer, serving, settings
 
 from megathunder.config.rollout import RolloutConfig
 from megathunder.errors import ConfigError, InfrastructureFailure, UserError
-from megathunder.rollout.command import check_cores, choose_port, server_command, server_environment
-from megathunder.rollout.server import GUARD
-from megathunder.rollout.supervisor import ServerPool
+from megathunder.rollout.servers.command import check_cores, choose_port, server_command, server_environment
+from megathunder.rollout.servers.server import GUARD
+from megathunder.rollout.servers.supervisor import ServerPool
 
 
 def command(device: str, **sglang: str) -> list[str]:

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from megathunder.config.speculation import SpeculationConfig
-from megathunder.rollout.speculation.costs import FEW, StepCosts
-from megathunder.rollout.speculation.drafts import NOTHING, Draft
-from megathunder.rollout.speculation.gate import Gate
+from megathunder.speculation.costs import FEW, StepCosts
+from megathunder.speculation.drafts import NOTHING, Draft
+from megathunder.speculation.gate import Gate
 
 MS = 1e-3
 

@@ -6,9 +6,9 @@ import pytest
 
 from megathunder.config.rollout import RolloutConfig
 from megathunder.config.speculation import PLUGIN, SpeculationConfig
-from megathunder.rollout.command import server_command, server_environment
-from megathunder.rollout.speculation.patterns import PatternCache
-from megathunder.rollout.speculation.settings import VARIABLE, build_cache, read_settings
+from megathunder.rollout.servers.command import server_command, server_environment
+from megathunder.speculation.patterns import PatternCache
+from megathunder.speculation.settings import VARIABLE, build_cache, read_settings
 
 SETTINGS = SpeculationConfig(max_draft_tokens=4, cache_tokens=1000, gate=False)
 

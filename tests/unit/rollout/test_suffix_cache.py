@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from megathunder.rollout.speculation.origin import Origin, read_origin
-from megathunder.rollout.speculation.patterns import PLACES, PatternCache
-from megathunder.rollout.speculation.trajectories import Told, TrajectoryCache
+from megathunder.speculation.origin import Origin, read_origin
+from megathunder.speculation.patterns import PLACES, PatternCache
+from megathunder.speculation.trajectories import Told, TrajectoryCache
 
 SHARED = [1, 2, 3, 4]
 

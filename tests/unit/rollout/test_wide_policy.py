@@ -1,8 +1,7 @@
-"""What tools/bench_rollout.py measures with, what it refuses and what it says."""
+"""What benchmarks/bench_rollout.py measures with, what it refuses and what it says."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,7 @@ STUDENT = ROOT / "examples" / "policies" / "student"
 
 @pytest.fixture
 def wide_policy(monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(ROOT / "tools"), *sys.path])
-    from rollout_bench.wide import wide_policy
+    from benchmarks.rollout.wide import wide_policy
 
     return wide_policy
 
@@ -43,9 +41,8 @@ def test_a_shape_that_no_server_could_run_is_refused(wide_policy, tmp_path, hidd
 
 @pytest.fixture
 def bench(monkeypatch):
-    """tools/bench_rollout.py, in which no server starts."""
-    monkeypatch.setattr(sys, "path", [str(ROOT / "tools"), *sys.path])
-    import bench_rollout
+    """benchmarks/bench_rollout.py, in which no server starts."""
+    from benchmarks import bench_rollout
 
     for module in bench_rollout.MEASUREMENTS.values():
         monkeypatch.setattr(module, "_measure", lambda _: pytest.fail("servers start"))

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from megathunder.sandbox import ExecResult, grade
+from megathunder.rewards.grading import grade
+from megathunder.sandbox import ExecResult
 from megathunder.tasks import ProgramCheck, Task
 
 

@@ -9,6 +9,7 @@ import pytest
 from fake_learner import divergence, h, row_gradient, trajectory_gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.advantages import advantages
 from update_driver import computed, drive, grpo_events, interleave, make_trajectory, score_events, teacher, turn_events
 
 from megathunder.config.learner import LearnerConfig
@@ -17,9 +18,9 @@ from megathunder.config.root import Config
 from megathunder.config.run import RunConfig
 from megathunder.config.salt import SaltConfig
 from megathunder.config.streaming import StreamingConfig
-from megathunder.objectives.advantage import NORMALISATIONS, advantages
-from megathunder.objectives.chain import train_rows
+from megathunder.objectives.advantage import NORMALISATIONS
 from megathunder.schedule.lifecycle import State
+from megathunder.schedule.token_chain import train_rows
 from megathunder.types import BATCH, ContributionId, Rewarded, TrajectoryCompleted, TrajectoryLost
 
 REWARDS = st.sampled_from([0.0, 1.0, 0.0, 1.0, 0.25, 0.7, None])

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megathunder.config.sagc import SagcConfig
-from megathunder.schedule.sizing.sagc import Sagc, prompts_for
-from megathunder.schedule.sizing.straggler import GroupOutcome, outcome, straggles
+from megathunder.rollout.group_size.sagc import Sagc, prompts_for
+from megathunder.rollout.group_size.straggler import GroupOutcome, outcome, straggles
 
 LADDERS = st.sampled_from([(4, 8, 16), (2, 3), (4,), (2, 4, 8, 16, 32)])
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.papers.group_size_cases import compare, has_choice, measured, published, synthetic
+from benchmarks.papers.group_sizes import Case, Load, Lognormal, Measured, WallModel, play
+from benchmarks.papers.lengths import read_lengths, recorded_lengths, write_lengths
 from megathunder.config.sagc import SagcConfig
 from megathunder.errors import UserError
-from megathunder.metrics.folder import RunFolder
-from megathunder.simulator.group_size_cases import compare, has_choice, measured, published, synthetic
-from megathunder.simulator.group_sizes import Case, Load, Lognormal, Measured, WallModel, play
-from megathunder.simulator.lengths import read_lengths, recorded_lengths, write_lengths
+from megathunder.metrics.run_folder import RunFolder
 from tests.unit.coordinator.recordings import write_update
 
 

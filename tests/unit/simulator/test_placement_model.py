@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megathunder.rollout.placement.policies import CacheAware, LeastLoaded, RoundRobin, Session
-from megathunder.simulator.agent_traces import AgentTrace, synthetic
-from megathunder.simulator.placement import simulate_placement
-from megathunder.simulator.radix_cache import RadixCache
+from benchmarks.papers.agent_traces import AgentTrace, synthetic
+from benchmarks.papers.placement_model import simulate_placement
+from benchmarks.papers.radix_cache import RadixCache
+from megathunder.rollout.routing.routing_policies import CacheAware, LeastLoaded, RoundRobin, Session
 
 
 def served(cache: RadixCache, prompt: tuple[int, ...], samples: tuple[int, ...] = ()) -> int:

@@ -6,19 +6,19 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.papers import simulation_report
+from benchmarks.papers.balance import PaperModel, balance, predicted, replayed
+from benchmarks.papers.sweep import Point, points, sweep
 from megathunder.config.root import Config
 from megathunder.config.streaming import StreamingConfig
 from megathunder.errors import UserError
 from megathunder.metrics.spans import Span
-from megathunder.simulator import report
-from megathunder.simulator.balance import PaperModel, balance, predicted, replayed
 from megathunder.simulator.costs import CostModel, fit_costs
+from megathunder.simulator.gpu_split import PlanRequest, gpu_named, plan
 from megathunder.simulator.interference import Interference, measure_interference
-from megathunder.simulator.plan import PlanRequest, gpu_named, plan
 from megathunder.simulator.predict import RecordedUpdate, predict
 from megathunder.simulator.release_model import Release, ReleaseCurve
-from megathunder.simulator.replay import replay
-from megathunder.simulator.sweep import Point, points, sweep
+from megathunder.simulator.schedule_replay import replay
 from megathunder.simulator.traces import AttemptTrace, TurnTrace, UpdateTrace, Workload, draw_trace
 from megathunder.types import BATCH, ContributionId, Differentiate, Fold, TrainRow
 
@@ -207,17 +207,19 @@ def test_results_are_written_and_drawn(tmp_path) -> None:
     result = sweep(
         [Point(objective=o, spread=0.5, balance=b, batch=64, turns=4) for o in ("grpo", "opd") for b in (1, 2)]
     )
-    report.write_json(result, tmp_path / "sweep.json")
+    simulation_report.write_json(result, tmp_path / "sweep.json")
     assert set(json.loads((tmp_path / "sweep.json").read_text())) >= {
         "configurations",
         "mean_rel_diff",
         "max_rel_diff",
         "rows",
     }
-    report.draw_sweep(result, tmp_path / "sweep.png")
-    report.draw_balance(balance(PaperModel(), batches=(64,), turns=(10, 30), replay_peaks=False), tmp_path / "b.png")
+    simulation_report.draw_sweep(result, tmp_path / "sweep.png")
+    simulation_report.draw_balance(
+        balance(PaperModel(), batches=(64,), turns=(10, 30), replay_peaks=False), tmp_path / "b.png"
+    )
     trace = draw_trace(WORK, 0)
     costs = CostModel(token_s=trace.rollout_s / trace.tokens)
     runs = [replay(Config(schedule=s, streaming=StreamingConfig(pack_tokens=4)), trace, costs) for s in SCHEDULES]
-    report.draw_timeline(trace, runs, tmp_path / "t.png")
+    simulation_report.draw_timeline(trace, runs, tmp_path / "t.png")
     assert all((tmp_path / name).stat().st_size > 5000 for name in ("sweep.png", "b.png", "t.png"))

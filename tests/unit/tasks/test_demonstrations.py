@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
+from examples.policies.build.demonstrations import demonstrate
 from megathunder.config.tasks import TasksConfig
 from megathunder.tasks import build_source
-from megathunder.tasks.demonstrations import demonstrate
 
 
 def test_sound_demonstrations_always_earn_the_reward_within_the_turns() -> None:

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import convert
 
+from examples.policies.build.repairs import line_edit
 from megathunder.config.tasks import TasksConfig
 from megathunder.errors import ConfigError, UserError
 from megathunder.tasks import build_source, heldout_tasks
 from megathunder.tasks.boxed import boxed_reward, last_boxed
 from megathunder.tasks.patch import apply_patch, make_patch
-from megathunder.tasks.protected import is_protected
-from megathunder.tasks.repairs import line_edit
-from megathunder.tasks.rows import raw_rows
+from megathunder.tasks.protected_paths import is_protected
+from megathunder.tasks.row_files import raw_rows
 from megathunder.tasks.swe import Instance, by_repository, instance_files, mended, read_instances, to_task
 from megathunder.tasks.terminal import read_folder, read_weights
 

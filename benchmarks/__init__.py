@@ -1,0 +1,1 @@
+"""Measurements: comparisons of schedules, benches, peers, and reproductions of the papers."""

@@ -1,0 +1,1 @@
+"""Comparing variants within one run: alternation, differences, tables, figures."""

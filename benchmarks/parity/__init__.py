@@ -1,0 +1,1 @@
+"""The learner's model against transformers, layout by layout."""

@@ -1,0 +1,1 @@
+"""Example configurations and what they need."""

@@ -1,0 +1,1 @@
+"""Small policies that the examples start from."""

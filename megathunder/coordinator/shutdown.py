@@ -1,0 +1,66 @@
+"""How the coordinator process is told to end, and with which status it does.
+
+    SIGTERM                        save a checkpoint, then end                             0
+    (within run.stop_timeout_s, or else end at once)                                       1
+    SIGTERM, no update begun       end at once, and say that nothing was trained           0
+    SIGINT                         end at once: the last checkpoint stays                  130
+    rank 0 died                    end at once (the kernel sends SIGTERM)                  1
+
+To end at once is to cancel the work, once: what it started is taken down on the way out, and no second signal
+interrupts that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from megathunder.checkpoint.resume import way_on
+from megathunder.errors import INTERRUPTED, NOTHING_TRAINED, complain
+from megathunder.metrics.run_folder import RunFolder
+
+
+class Ending:
+    """Watches the signals of this process while `work` runs; `run.stop` is set once there is a run to stop."""
+
+    def __init__(self, work: asyncio.Task[None], parent: int, limit_s: float, folder: RunFolder) -> None:
+        self.stop: Callable[[], None] | None = None
+        self._work, self._parent, self._limit_s, self._folder = work, parent, limit_s, folder
+        self._asked = False
+        self._status: int | None = None
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
+        loop.add_signal_handler(signal.SIGINT, self._at_once, INTERRUPTED, "")
+
+    def status(self) -> int:
+        """The exit status of cancelled work."""
+        return INTERRUPTED if self._status is None else self._status
+
+    @property
+    def well(self) -> bool:
+        """Whether work was cancelled and nothing failed."""
+        return self._status == 0
+
+    def _on_sigterm(self) -> None:
+        if os.getppid() != self._parent:
+            died = "the learner's rank 0 has died (killed, out of memory?); the run ends"
+            self._at_once(1, f"{died}; {way_on(self._folder.checkpoints)}")
+        elif self.stop is None:
+            if self._status is None:
+                print(f"{NOTHING_TRAINED}; run folder: {self._folder.path}", file=sys.stderr, flush=True)
+            self._at_once(0, "")
+        elif not self._asked:
+            self._asked = True
+            self.stop()
+            late = f"the run could not be saved within {self._limit_s:.0f} s of SIGTERM (run.stop_timeout_s)"
+            asyncio.get_running_loop().call_later(self._limit_s, self._at_once, 1, f"{late}; an older checkpoint stays")
+
+    def _at_once(self, status: int, reason: str) -> None:
+        if self._status is None:
+            self._status = status
+            if reason:
+                complain(reason)  # now: what follows may be cut short
+            self._work.cancel()

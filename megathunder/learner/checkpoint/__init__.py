@@ -1,0 +1,1 @@
+"""What a learner rank saves and restores."""

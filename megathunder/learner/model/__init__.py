@@ -1,0 +1,1 @@
+"""The policy as a Megatron-Core model: building, layers, families, adapters, weights."""

@@ -1,0 +1,1 @@
+"""Commands from the coordinator to a cell of ranks and answers back."""

@@ -1,0 +1,57 @@
+"""The loop of a learner rank: receive a command, carry it out, answer.
+
+    Differentiate, Score, Fold     the cell alone
+    TakeStep                       every rank of the job, at the same time
+    Save-, Finish-, LoadCheckpoint every rank of the job, at the same time
+    Publish, ExportPolicy          the cell that holds rank 0
+    Shutdown                       every rank; the loop ends
+
+A command that fails is answered with `Failed` and ends the rank: a learner whose gradient buffers are in doubt must
+not step. A rank that cannot answer prints what failed. Called by `launch.run_rank`.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from megathunder.errors import WAY_ON, InfrastructureFailure, MegathunderError, system_error, system_words
+from megathunder.learner.transport.link import CellLink, now_s
+from megathunder.types import Command, Done, Failed, Shutdown, WorkStats
+
+Handler = Callable[[Any], WorkStats]
+
+
+def serve(link: CellLink, cell: int, handlers: Mapping[type, Handler]) -> None:
+    """Carry out commands until Shutdown; InfrastructureFailure once a failure has been told, or the link is lost."""
+    while True:
+        command = link.receive()
+        if isinstance(command, Shutdown):
+            link.send(Done(item=command.item, cell=cell, started_s=now_s(), ended_s=now_s(), stats=WorkStats()))
+            return
+        link.send(_answer(command, cell, handlers, link))
+
+
+def _answer(command: Command, cell: int, handlers: Mapping[type, Handler], link: CellLink) -> Done:
+    started_s = now_s()
+    try:
+        stats = handlers[type(command)](command)
+    except Exception as error:
+        said = _words(error, command)
+        link.send(Failed(item=command.item, cell=cell, error=f"{type(command).__name__} failed: {said}"))
+        if not link.speaks:
+            print(said, file=sys.stderr, flush=True)
+        raise InfrastructureFailure(f"{type(command).__name__} failed") from error
+    return Done(item=command.item, cell=cell, started_s=started_s, ended_s=now_s(), stats=stats)
+
+
+def _words(error: Exception, command: Command) -> str:
+    """What says itself what to do as it is; with a traceback where nobody foresaw it."""
+    if isinstance(error, MegathunderError):
+        return str(error)
+    if refused := system_error(error):
+        return system_words(refused, Path(getattr(command, "folder", ".")), WAY_ON)
+    return f"{error}\n{''.join(traceback.format_exception(error))}"

@@ -1,0 +1,1 @@
+"""What a configuration will hold and compute: parameters, bytes, FLOPs, and whether they fit."""

@@ -1,0 +1,110 @@
+"""Refuses, before anything starts, a run whose accumulators do not fit: `refuse_what_does_not_fit(plan)`.
+
+Compared are the sums of the plan without its estimates (activations and logits), with the servers' weights and cache
+where they share a host, so that nothing is refused that could run.
+
+    where the accumulators lie          limit
+    on a GPU                            its memory
+    in host memory of a GPU machine     hardware.host_memory_gib, or what this host lets the process have
+    on a machine without a GPU          the same
+
+Called by `tools/train.py` once the plan is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from megathunder.errors import ConfigError
+from megathunder.planning.footprint import accumulators_held, accumulators_of_a_group, make_memory
+from megathunder.planning.plan import Plan, in_bytes
+
+LORA_RANK = 16  # of the remedy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Memory that `ranks` learner ranks share: what they need without accumulators, each one's accumulators, and the
+    limit, in bytes."""
+
+    name: str
+    ranks: int
+    others: int
+    accumulators: int
+    limit: int
+
+    @property
+    def need(self) -> int:
+        return self.others + self.ranks * self.accumulators
+
+    @property
+    def room(self) -> int:
+        """What is left for the accumulators of one rank."""
+        return max(self.limit - self.others, 0) // self.ranks
+
+
+def refuse_what_does_not_fit(plan: Plan) -> None:
+    """Raise ConfigError that names the bytes needed, the limit, and what would fit."""
+    for place in places(plan):
+        if not place.limit or place.need <= place.limit or not place.accumulators:
+            continue
+        held = sum(accumulators_held(plan.config))
+        shared = f" of {place.ranks} ranks" if place.ranks > 1 else ""
+        raise ConfigError(
+            f"{held} accumulators take {in_bytes(place.accumulators)} a learner rank; with "
+            f"{in_bytes(place.others)} of weights, optimizer and what else lies there that is {in_bytes(place.need)}"
+            f"{shared} in {place.name}, which has {in_bytes(place.limit)}",
+            expected=f"accumulators of at most {in_bytes(place.room)} a rank",
+            remedy="; or ".join(remedies(plan, place)),
+        )
+
+
+def places(plan: Plan) -> list[Place]:
+    """Where accumulators lie, most confined first."""
+    memory = plan.memory
+    fixed = memory.device - memory.activations - memory.logits  # without the estimates
+    if memory.accumulators_on_host:
+        ranks, others = plan.ranks_of_a_machine, memory.host - memory.accumulators
+        limit = plan.node_limit_bytes
+        return [_place("the host memory of one machine", ranks, others * ranks, memory.accumulators, limit)]
+    fixed -= memory.accumulators
+    if plan.on_gpu:
+        return [_place("one learner GPU", 1, fixed, memory.accumulators, plan.device_limit_bytes)]
+    elsewhere = plan.config.rollout.urls or plan.config.replay.run
+    servers = 0 if elsewhere else memory.server * plan.config.rollout.servers
+    others = fixed * plan.ranks_here + servers
+    return [_place("this host", plan.ranks_here, others, memory.accumulators, plan.host_limit_bytes)]
+
+
+def remedies(plan: Plan, place: Place) -> Iterator[str]:
+    """What would make it fit, cheapest first; at least one."""
+    config, memory = plan.config, plan.memory
+    streaming, learner = config.streaming, config.learner
+    groups, own = accumulators_held(config)
+    each = memory.accumulators // (groups + own)
+    fitting = int(place.room // each - own) // accumulators_of_a_group(config) if groups else 0
+    if fitting >= 1:
+        yield f"set streaming.max_open_groups = {fitting}"
+    if own:
+        yield "set streaming.content_ready = false (rewards by class instead of an accumulator a trajectory)"
+    if plan.on_gpu and not memory.accumulators_on_host:
+        yield "set learner.accumulator_placement = 'host'"
+    ways = plan.ranks // (learner.tensor_parallel * learner.pipeline_parallel)
+    if ways > learner.accumulator_shards and not config.salt.active:
+        sharded = replace(config, learner=replace(learner, accumulator_shards=ways))
+        smaller = make_memory(sharded, plan.shape, ranks=plan.ranks, on_gpu=plan.on_gpu)
+        if smaller.accumulators + smaller.scratch < memory.accumulators + memory.scratch:
+            yield f"set learner.accumulator_shards = {ways}"
+    if not learner.lora_rank:
+        yield f"set learner.lora_rank = {LORA_RANK} (adapters alone have accumulators)"
+    if streaming.max_open_groups > 1 and fitting < 1:
+        yield "take a smaller policy or a larger machine: not even one open group fits"
+    if config.salt.active:
+        yield "set salt.amplification = 0 and measure = false (plain GRPO: an accumulator a reward, not a trajectory)"
+    elif config.schedule == "thundersync" and learner.accumulator == "fp32":
+        yield "set schedule = 'sync' (no accumulators, no overlap)"
+
+
+def _place(name: str, ranks: int, others: int, accumulators: int, limit: int) -> Place:
+    return Place(name=name, ranks=ranks, others=others, accumulators=accumulators, limit=limit)

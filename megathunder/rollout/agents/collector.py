@@ -1,0 +1,277 @@
+"""All trajectories of one batch at once: sampled, graded, scored by the teacher, reported as events.
+
+    per trajectory   TurnCompleted ...  TrajectoryCompleted  Rewarded            (TurnScored per turn with a teacher)
+                     or TrajectoryLost at any point, and nothing after it
+
+Infrastructure failures are retried inside a trajectory (`engine.py` repeats a request with the same tokens,
+`workspace.py` replays commands), so no event is ever withdrawn. Called by the coordinator and by evaluation/.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from megathunder import tracing
+from megathunder.config.rollout import RolloutConfig
+from megathunder.config.sandbox import SandboxConfig
+from megathunder.errors import InfrastructureFailure
+from megathunder.rollout.agents.builtin_agent import Episode
+from megathunder.rollout.agents.recorder import EpisodeSettings, Recording
+from megathunder.rollout.agents.workspace import Sandbox, Sandboxes, Workspace
+from megathunder.rollout.endpoint import AgentEndpoint, HarnessEpisode
+from megathunder.rollout.routing import Placer
+from megathunder.rollout.servers.client import EngineClient
+from megathunder.rollout.servers.engine import DeadlinePassed, Engine, EpisodeClock
+from megathunder.rollout.servers.supervisor import ServerPool
+from megathunder.tasks import ChatFormat, Task
+from megathunder.types import (
+    Event,
+    Rewarded,
+    Role,
+    Trajectory,
+    TrajectoryCompleted,
+    TrajectoryId,
+    TrajectoryLost,
+    TurnCompleted,
+    TurnScored,
+)
+
+Emit = Callable[[Event], None]
+Grade = Callable[[Task, Sandbox, str | None, Sandboxes, float], Awaitable[float]]
+log = logging.getLogger(__name__)
+GRADING_GRACE_S = 30.0  # beyond the grader's own budget: leases and copies
+
+
+class Collector:
+    """`async with Collector(...) as collector:`. `grade` is sandbox.grade; a `teacher` scores turns."""
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        sandbox: SandboxConfig,
+        *,
+        servers: ServerPool,
+        sandboxes: Sandboxes,
+        grade: Grade,
+        chat: ChatFormat,
+        seed: int,
+        teacher: ServerPool | None = None,
+        placer: Placer | None = None,
+    ) -> None:
+        self._config, self._sandbox = config, sandbox
+        self._sandboxes, self._grade, self._chat, self._seed = sandboxes, grade, chat, seed
+        self._client = EngineClient(timeout_s=config.request_timeout_s, api_key=config.api_key)
+        self._engine = Engine(servers, self._client, config, placer)
+        self._places = asyncio.Semaphore(config.max_concurrent)  # of all batches that run at once
+        self._graders, self._told_slow = asyncio.Semaphore(sandbox.graders), False
+        self._teacher = Engine(teacher, self._client, config) if teacher else None
+        self._endpoint = AgentEndpoint()
+        self._open = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Collector:
+        await self._open.enter_async_context(self._client)
+        if self._config.agent == "command":
+            await self._open.enter_async_context(self._endpoint)
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        for engine in filter(None, (self._engine, self._teacher)):
+            await engine.close()
+        await self._open.aclose()
+
+    async def collect(
+        self,
+        update: int,
+        policy_version: int,
+        groups: Sequence[Sequence[Task]],
+        emit: Emit,
+        *,
+        batch: int | None = None,
+        temperature: float | None = None,
+        score: bool = True,
+        first_group: int = 0,
+    ) -> None:
+        """Run trajectory i of group b on groups[b - first_group][i]; returns when every one is rewarded (and scored)
+        or lost.
+
+        Sampling seeds come from `batch` (default `update`): two updates of one batch draw the same tokens.
+        """
+        numbered = enumerate(groups, first_group)
+        work = [(TrajectoryId(update, b, i), task) for b, group in numbered for i, task in enumerate(group)]
+        drawn = update if batch is None else batch
+        lane = first_group * len(groups[0]) if groups else 0
+        await self.attempt(
+            policy_version, work, emit, batch=drawn, temperature=temperature, score=score, first_lane=lane
+        )
+
+    async def attempt(
+        self,
+        policy_version: int,
+        work: Sequence[tuple[TrajectoryId, Task]],
+        emit: Emit,
+        *,
+        batch: int,
+        temperature: float | None = None,
+        score: bool = True,
+        first_lane: int = 0,
+    ) -> None:
+        """The same for any set of trajectories: what one draws does not depend on which others run beside it."""
+        settings = EpisodeSettings(
+            rollout=self._config,
+            command_timeout_s=self._sandbox.command_timeout_s,
+            policy_version=policy_version,
+            seed=self._seed,
+            batch=batch,
+            temperature=self._config.temperature if temperature is None else temperature,
+        )
+        async with asyncio.TaskGroup() as running:
+            for lane, (trajectory, task) in enumerate(work, first_lane):
+                report = Report(trajectory, tracing.rollout_lane(lane), emit)
+                scorer = Scorer(self._teacher, report, self._config) if self._teacher and score else None
+                running.create_task(self._one(task, report, settings, scorer))
+
+    async def _one(self, task: Task, report: Report, settings: EpisodeSettings, scorer: Scorer | None) -> None:
+        workspace = Workspace(self._sandboxes, task, max_replays=self._config.max_retries)
+        async with self._places:
+            try:
+                with tracing.span(report.lane, "trajectory"):
+                    await self._sample_and_grade(task, report, settings, workspace, scorer)
+            except InfrastructureFailure as failure:
+                report.lost(str(failure))
+            except asyncio.CancelledError:
+                if scorer is not None:
+                    scorer.cancel()
+                raise
+            finally:
+                await workspace.close()
+        if scorer is not None:
+            await scorer.ended()
+
+    async def _sample_and_grade(
+        self, task: Task, report: Report, settings: EpisodeSettings, workspace: Workspace, scorer: Scorer | None
+    ) -> None:
+        def on_turn(turn: TurnCompleted, token_ids: tuple[int, ...]) -> None:
+            report.emit(turn)
+            if scorer is not None:
+                scorer.begin(turn, token_ids)
+
+        recording = Recording(
+            task,
+            report.id,
+            lane=report.lane,
+            settings=settings,
+            engine=self._engine,
+            chat=self._chat,
+            workspace=workspace,
+            on_turn=on_turn,
+        )
+        episode: Episode | HarnessEpisode = Episode(recording)
+        if self._config.agent == "command":
+            episode = HarnessEpisode(recording, self._endpoint, self._config.agent_command)
+        trajectory: Trajectory = await episode.run()
+        report.emit(TrajectoryCompleted(trajectory=trajectory, at_s=time.monotonic()))
+        started_s = time.monotonic()
+        with tracing.span(report.lane, "verifier"):
+            reward = await self._reward(task, workspace, episode.answer)
+        now = time.monotonic()
+        report.emit(Rewarded(id=report.id, reward=reward, verifier_s=now - started_s, at_s=now))
+
+    async def _reward(self, task: Task, workspace: Workspace, answer: str | None) -> float:
+        """0 without an answer where the task asks for one; a grader that the machinery fails is asked again in a
+        replayed sandbox."""
+        if answer is None and not task.judges_what_is_left:
+            return 0.0
+        budget_s = self._sandbox.grading_budget_s
+        while True:
+            try:
+                async with self._graders, asyncio.timeout(budget_s + GRADING_GRACE_S):
+                    started_s = time.monotonic()
+                    given = await self._grade(task, await workspace.ready(), answer, self._sandboxes, budget_s)
+                    self._say_if_slow(task, time.monotonic() - started_s)
+                return finite(task, given)
+            except InfrastructureFailure as failure:
+                await workspace.fail(failure)
+            except TimeoutError:
+                await workspace.fail(InfrastructureFailure(f"grading exceeded {budget_s + GRADING_GRACE_S:.0f} s"))
+
+    def _say_if_slow(self, task: Task, took_s: float) -> None:
+        """Once: what does not end scores 0, and so does a test suite that the limit is too short for."""
+        if took_s < self._sandbox.grading_budget_s or self._told_slow:
+            return
+        self._told_slow = True
+        log.warning(
+            "the grader of task %s took %.0f s: what still runs after sandbox.grading_budget_s = %g earns 0. If its "
+            "tests need longer, raise that or lower sandbox.max_grading (%d at once). Said once.",
+            *(task.id, took_s, self._sandbox.grading_budget_s, self._sandbox.graders),
+        )
+
+
+def finite(task: Task, reward: object) -> float:
+    """`reward`, if it is a finite number; anything else is a fault of the grader."""
+    if not isinstance(reward, int | float) or not math.isfinite(reward):
+        raise InfrastructureFailure(f"the grader of task {task.id} gave {reward!r}, not a finite number")
+    return float(reward)
+
+
+class Report:
+    """What is said about one trajectory: nothing after its loss."""
+
+    def __init__(self, trajectory: TrajectoryId, lane: str, emit: Emit) -> None:
+        self.id, self.lane = trajectory, lane
+        self._emit, self._lost = emit, False
+
+    def emit(self, event: Event) -> None:
+        if not self._lost:
+            self._emit(event)
+
+    def lost(self, reason: str) -> None:
+        """The machinery failed it for good."""
+        self.emit(TrajectoryLost(id=self.id, reason=reason, at_s=time.monotonic()))
+        self._lost = True
+
+
+class Scorer:
+    """The teacher's log-probabilities of one trajectory's turns, asked for while the next turn is sampled."""
+
+    def __init__(self, teacher: Engine, report: Report, config: RolloutConfig) -> None:
+        self._teacher, self._report, self._config = teacher, report, config
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def begin(self, turn: TurnCompleted, token_ids: tuple[int, ...]) -> None:
+        """Score the ACTION that ends `token_ids` [T]."""
+        self._tasks.append(asyncio.create_task(self._score(turn, token_ids)))
+
+    async def ended(self) -> None:
+        """Every score arrived, or the trajectory is lost."""
+        try:
+            await asyncio.gather(*self._tasks)
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Stop what is still asked for. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        self._teacher.forget(self._report.id)
+
+    async def _score(self, turn: TurnCompleted, token_ids: tuple[int, ...]) -> None:
+        action = turn.segments[-1]
+        assert action.role is Role.ACTION
+        try:
+            with tracing.span(self._report.lane, "score", turn=turn.turn):
+                logprobs = await self._teacher.score(
+                    self._report.id,
+                    token_ids,
+                    len(token_ids) - len(action.token_ids),
+                    EpisodeClock(self._config.deadline_s),
+                )
+        except (InfrastructureFailure, DeadlinePassed) as failure:
+            self._report.lost(f"turn {turn.turn} was not scored: {failure or 'deadline'}")
+            return
+        scored = TurnScored(id=self._report.id, turn=turn.turn, teacher_logprobs=logprobs, at_s=time.monotonic())
+        self._report.emit(scored)

@@ -1,0 +1,187 @@
+"""Generation and scoring on a rollout server, by exact token ids.
+
+    generate    prompt ids -> sampled ids, their log-probabilities at the sampling temperature, a policy version each
+    score       given ids -> log-probabilities of ids[start:], one forward, nothing sampled (a teacher)
+
+Transport errors, 404, 408, 429 and 5xx are sent again with bounded backoff, other 4xx and malformed answers are not;
+both end as InfrastructureFailure. Every call ends within its limit, tries and waits included. A cancelled call is
+aborted on the server (it notices the closed connection). Called by the agent loop and the collector.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import aiohttp
+import msgspec
+
+from megathunder.errors import InfrastructureFailure
+from megathunder.rollout.servers.protocol import (
+    GenerateAnswer,
+    GenerateRequest,
+    MetaInfo,
+    SamplingParams,
+    policy_version,
+)
+from megathunder.rollout.servers.server import authorization
+from megathunder.types import ServerAddress
+
+FIRST_WAIT_S = 0.1
+RETRIED_STATUS = frozenset({404, 408, 429})  # and every 5xx
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(GenerateAnswer).decode
+
+
+class Unavailable(InfrastructureFailure):
+    """The server did not do it, another (or the same one later) may: not reached, overloaded, dying."""
+
+
+class NoAnswer(Unavailable):
+    """Nothing came within the limit: the server is slow, or its scheduler hangs behind an HTTP side that lives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """T sampled tokens (the stop token included), their log-probabilities and the policy version of each."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    policy_versions: tuple[int, ...]
+    finish_reason: str  # "stop", "length"
+    prompt_tokens: int
+    cached_tokens: int
+    seconds: float
+
+
+class EngineClient:
+    """`async with EngineClient(...) as client:`. `timeout_s` limits one call, `attempts` its tries on one server."""
+
+    def __init__(self, *, timeout_s: float, attempts: int = 3, api_key: str = "") -> None:
+        self._timeout_s, self._attempts, self._api_key = timeout_s, attempts, api_key
+        self._session: aiohttp.ClientSession | None = None
+        self._serial = itertools.count()
+
+    async def __aenter__(self) -> EngineClient:
+        connector = aiohttp.TCPConnector(limit=0)  # the collector limits what is in flight
+        self._session = aiohttp.ClientSession(connector=connector, headers=authorization(self._api_key))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def generate(
+        self,
+        server: ServerAddress,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        timeout_s: float | None = None,
+    ) -> Generation:
+        """Sample one continuation of `prompt_ids` [P]; `timeout_s` replaces the client's own limit."""
+        started_s = time.monotonic()
+        request = GenerateRequest(
+            input_ids=tuple(prompt_ids), sampling_params=sampling, rid=self._request_id(), return_logprob=True
+        )
+        answer = await self._post(server, request, timeout_s or self._timeout_s)
+        meta = answer.meta_info
+        logprobs = tuple(value for value, _, _ in meta.output_token_logprobs)
+        sampled = tuple(token for _, token, _ in meta.output_token_logprobs)
+        if sampled != answer.output_ids or None in logprobs:
+            raise InfrastructureFailure(
+                f"{server.name} sampled {len(answer.output_ids)} tokens, log-probabilities of {len(sampled)} others"
+            )
+        return Generation(
+            token_ids=answer.output_ids,
+            logprobs=logprobs,
+            policy_versions=_versions(meta, len(sampled)),
+            finish_reason=meta.finish_reason.type if meta.finish_reason else "length",
+            prompt_tokens=meta.prompt_tokens,
+            cached_tokens=meta.cached_tokens,
+            seconds=time.monotonic() - started_s,
+        )
+
+    async def score(
+        self, server: ServerAddress, token_ids: Sequence[int], start: int, *, timeout_s: float | None = None
+    ) -> tuple[float, ...]:
+        """log q(ids[t] | ids[:t]) for t in start..T-1, at temperature 1; `start` >= 1 (the first token has none)."""
+        if not 1 <= start <= len(token_ids):
+            raise ValueError(f"start {start} is not in 1..{len(token_ids)}")
+        request = GenerateRequest(
+            input_ids=tuple(token_ids),
+            sampling_params=SamplingParams(max_new_tokens=0),
+            rid=self._request_id(),
+            return_logprob=True,
+            logprob_start_len=start - 1,
+        )
+        answer = await self._post(server, request, timeout_s or self._timeout_s)
+        scored = answer.meta_info.input_token_logprobs[1:]  # the entry at start - 1 opens the list
+        wanted = tuple(token_ids[start:])
+        values = tuple(value for value, _, _ in scored)
+        if tuple(token for _, token, _ in scored) != wanted or None in values:
+            raise InfrastructureFailure(
+                f"{server.name} scored {len(scored)} tokens other than the {len(wanted)} asked for"
+            )
+        return values
+
+    def _request_id(self) -> str:
+        return f"mt-{os.getpid()}-{id(self):x}-{next(self._serial)}"
+
+    async def _post(self, server: ServerAddress, request: GenerateRequest, timeout_s: float) -> GenerateAnswer:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._try(server, request)
+        except TimeoutError as error:
+            raise NoAnswer(f"{server.name} did not answer within {timeout_s:.1f} s") from error
+
+    async def _try(self, server: ServerAddress, request: GenerateRequest) -> GenerateAnswer:
+        for attempt in itertools.count(1):
+            try:
+                return await self._once(server, request)
+            except Unavailable:
+                if attempt >= self._attempts:
+                    raise
+            await asyncio.sleep(FIRST_WAIT_S * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))
+            request = msgspec.structs.replace(request, rid=self._request_id())
+
+    async def _once(self, server: ServerAddress, request: GenerateRequest) -> GenerateAnswer:
+        headers = {"Content-Type": "application/json"}
+        try:
+            async with self._session.post(server.url + "/generate", data=_encode(request), headers=headers) as response:
+                content = await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unavailable(f"{server.name} was not reached: {type(error).__name__} {error}") from error
+        if response.status in RETRIED_STATUS or response.status >= 500:
+            raise Unavailable(f"{server.name} answered {response.status}: {_short(content)}")
+        if response.status != 200:
+            raise InfrastructureFailure(f"{server.name} refused the request with {response.status}: {_short(content)}")
+        try:
+            answer = _decode(content)
+        except msgspec.DecodeError as error:
+            raise InfrastructureFailure(f"{server.name} answered {_short(content)}: {error}") from error
+        reason = answer.meta_info.finish_reason
+        if reason is not None and reason.type == "abort":
+            raise Unavailable(f"{server.name} aborted the request: {reason.message}")
+        return answer
+
+
+def _versions(meta: MetaInfo, tokens: int) -> tuple[int, ...]:
+    """The policy version of each of `tokens` sampled tokens."""
+    if not meta.weight_versions:
+        return (policy_version(meta.weight_version),) * tokens
+    versions = tuple(policy_version(s.version) for s in meta.weight_versions for _ in range(s.start, s.end))
+    if len(versions) != tokens:
+        raise InfrastructureFailure(f"weight versions of {len(versions)} tokens for {tokens} sampled ones")
+    return versions
+
+
+def _short(content: bytes) -> str:
+    return content[:300].decode(errors="replace").strip()

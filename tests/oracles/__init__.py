@@ -1,0 +1,1 @@
+"""Naive references that fast paths are tested against."""

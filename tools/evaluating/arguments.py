@@ -1,0 +1,135 @@
+"""What is to be evaluated, from the words of the command line, and its attempts.
+
+Called by tools/evaluate.py and `runs.py`. Raises UserError before an engine starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from megathunder.config import Config, sandbox_checks
+from megathunder.config.bounds import numbers_are_in_range
+from megathunder.config.machine_checks import ports_are_free, servers_have_addresses, the_tasks_are_there
+from megathunder.config.model_checks import model_folder_is_whole
+from megathunder.errors import ConfigError
+from megathunder.evaluation import AttemptLog, Score, score
+from megathunder.evaluation.session import missing, open_session, plan_of
+from megathunder.tasks import Task, heldout_tasks
+
+GENERATED = ("shell", "math")
+LAWS = (numbers_are_in_range, servers_have_addresses, *sandbox_checks.ALL, the_tasks_are_there, ports_are_free)
+LEAST_SAMPLING = 1e-3  # below this temperature attempts are copies of each other
+
+
+def prepared(config: Config, options: argparse.Namespace) -> Config:
+    """`config` with the tasks that --tasks names, checked."""
+    config = with_tasks(config, options.tasks)
+    check_independence(config, options.attempts)
+    for law in LAWS:
+        law(config)
+    return config
+
+
+def with_tasks(config: Config, named: str) -> Config:
+    """`config` with the task source that --tasks names."""
+    path = Path(named)
+    if named in GENERATED:
+        source, named = named, config.tasks.path if named == "math" else ""
+    elif not path.exists():
+        raise ConfigError(
+            f"--tasks {named}: no such file or folder",
+            expected=f"{', '.join(GENERATED)}, or a path",
+            remedy="name examples/tasks/swe or examples/tasks/terminal, for example",
+        )
+    else:
+        source = "terminal" if any(path.glob("**/task.toml")) or any(path.glob("**/task.yaml")) else "swe"
+        named = str(path.absolute())
+    return dataclasses.replace(config, tasks=dataclasses.replace(config.tasks, source=source, path=named))
+
+
+def heldout(config: Config, named: str) -> list[Task]:
+    """The tasks to evaluate on."""
+    tasks = heldout_tasks(config.tasks, config.tasks.heldout)
+    if not tasks:
+        raise ConfigError(
+            f"{named} has no held-out tasks",
+            expected="at least one (dev.jsonl, dev/, or several repositories)",
+            remedy="split them with tools/prepare_data.py",
+        )
+    return tasks
+
+
+def policy_folder(checkpoint: Path) -> Path:
+    """The model folder of a checkpoint."""
+    for folder in (checkpoint, checkpoint / "policy"):
+        if (folder / "config.json").is_file():
+            model_folder_is_whole(str(folder), "--checkpoint")
+            return folder.absolute()
+    raise ConfigError(
+        f"--checkpoint {checkpoint} holds neither config.json nor policy/config.json",
+        expected="a Hugging Face model folder, or the folder of a finished run",
+        remedy="name examples/policies/student, or convert with tools/convert.py",
+    )
+
+
+def read_ks(text: str, attempts: int) -> list[int]:
+    """The k of pass@k that `attempts` allow."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if attempts < 1 or not words or not all(word.isdigit() and int(word) > 0 for word in words):
+        raise ConfigError(
+            f"--attempts {attempts} --k {text}",
+            expected="at least one attempt, and a comma list of whole numbers above 0",
+            remedy="for example --attempts 5 --k 1,3,5",
+        )
+    return [k for k in map(int, words) if k <= attempts]
+
+
+def check_independence(config: Config, attempts: int) -> None:
+    """Attempts must be draws."""
+    if attempts > 1 and config.rollout.temperature < LEAST_SAMPLING:
+        raise ConfigError(
+            f"--attempts {attempts} with rollout.temperature = {config.rollout.temperature}",
+            expected="a temperature at which attempts differ: pass@k is about independent draws",
+            remedy="set --rollout.temperature 1.0, or --attempts 1",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is to be evaluated: model folders of one architecture, on tasks, with settings."""
+
+    config: Config
+    tasks: list[Task]
+    policies: tuple[Path, ...]
+
+
+def attempt_logs(asked: Asked, outs: Sequence[Path]) -> list[AttemptLog]:
+    """The attempts at each policy, kept beside `outs`; raises UserError where they are those of another evaluation."""
+    return [
+        AttemptLog(out.with_name(f"{out.name}.attempts.jsonl"), plan_of(asked.config, folder, asked.tasks))
+        for folder, out in zip(asked.policies, outs)
+    ]
+
+
+async def scores(
+    asked: Asked, logs: Sequence[AttemptLog], attempts: int, ks: list[int], server_logs: Path
+) -> list[Score]:
+    """The score of each policy; they share the servers."""
+    tasks = asked.tasks
+    left = [missing(tasks, attempts, log) for log in logs]
+    for folder, count in zip(asked.policies, left):
+        kept = len(tasks) * attempts - count
+        print(f"{folder}: {len(tasks)} tasks, {attempts} attempts each: {count} to make, {kept} kept", flush=True)
+    todo = [(folder, log) for folder, log, count in zip(asked.policies, logs, left) if count]
+    if todo:
+        async with open_session(asked.config, todo[0][0], server_logs) as session:
+            for number, (folder, log) in enumerate(todo):
+                if number:
+                    await session.load(folder, number)
+                await session.make(tasks, attempts, log)
+    wanted = {(task.id, number) for task in tasks for number in range(attempts)}
+    return [score([a for a in log.attempts if (a.task_id, a.number) in wanted], ks) for log in logs]

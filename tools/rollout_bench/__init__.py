@@ -1,1 +1,0 @@
-"""Measurements of tools/bench_rollout.py, and the parts they share: servers, CPU seconds, traces of requests."""
