@@ -47,22 +47,29 @@ class ContributionId(NamedTuple):
         return f"u{self.update}/g{self.group}/t{self.trajectory}{suffix}"
 
 
+class AccumulatorKind(str, Enum):
+    BATCH = "batch"
+    CLASS = "class"
+    MOMENT = "moment"
+    PER_TRAJECTORY = "per_trajectory"
+
+
 class AccumulatorKey(NamedTuple):
     """Names one gradient accumulator of a cell.
 
-    kind    group   slot
-    batch   -1      0                 the update's own buffer (Megatron's gradient buffer)
-    class   group   value index       sum of g_i over trajectories whose reward is the value-th distinct one
-    moment  group   0: sum g_i, 1: sum r_i g_i
-    own     group   trajectory index  g_i alone (content-ready release, SALT)
+    kind            group   slot
+    batch           -1      0                 the update's own buffer (Megatron's gradient buffer)
+    class           group   value index       sum of g_i over trajectories whose reward is the value-th distinct one
+    moment          group   0: sum g_i, 1: sum r_i g_i
+    per_trajectory  group   trajectory index  g_i alone (content-ready release, SALT)
     """
 
-    kind: str
+    kind: AccumulatorKind
     group: int = -1
     slot: int = 0
 
 
-BATCH = AccumulatorKey("batch")
+BATCH = AccumulatorKey(AccumulatorKind.BATCH)
 
 
 class Role(str, Enum):

@@ -23,7 +23,7 @@ _POSITIVE = """
     salt.sketch_dimension
     sagc.dual_step sagc.prior_straggled sagc.prior_steady sagc.prompt_strength
     streaming.pack_tokens streaming.pack_rows streaming.max_open_groups streaming.reward_values
-    streaming.max_own_accumulators streaming.stall_timeout_s
+    streaming.max_per_trajectory_accumulators streaming.stall_timeout_s
     learner.tensor_parallel learner.pipeline_parallel learner.expert_parallel learner.context_parallel
     learner.virtual_pipeline learner.accumulator_shards learner.collective_timeout_s
     learner.learning_rate learner.adam_epsilon learner.exact_range learner.max_bad_updates

@@ -25,7 +25,7 @@ class StreamingConfig:
     reward_values: int = 2
     """Distinct rewards of an open group that get an accumulator each (a binary verifier has two); more share two
     moments."""
-    max_own_accumulators: int = 16
+    max_per_trajectory_accumulators: int = 16
     """Trajectories a cell may hold an accumulator for while their reward is unknown (`content_ready`)."""
     on_lost: Literal["shrink", "drop_group", "fail"] = "shrink"
     """A lost trajectory: statistics over the survivors, drop its group, or stop the run."""

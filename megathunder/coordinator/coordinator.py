@@ -165,8 +165,8 @@ class Coordinator:
     def schedule(self, rollouts: Rollouts) -> UpdateScheduler:
         """The ledger and queue of one update."""
         config = self.parts.agenda.slot(rollouts.update).variant.apply(self.config)
-        self._records[rollouts.update].learnt_at(self.version)
-        self._records[rollouts.update].follows(self._acknowledged_s)
+        self._records[rollouts.update].set_policy_version(self.version)
+        self._records[rollouts.update].set_start(self._acknowledged_s)
         sizes = [len(group) for group in rollouts.groups]
         return UpdateScheduler(config, rollouts.update, self.version, sizes, self.parts.learner.cells)
 
@@ -223,7 +223,7 @@ class Coordinator:
     async def take_step(self, scheduler: UpdateScheduler, rollouts: Rollouts) -> None:
         """Reduce, normalise, clip and step once on every cell; contributions become APPLIED or DROPPED."""
         record = self._records[rollouts.update]
-        record.enter("step")
+        record.set_phase("step")
         self.show(scheduler, rollouts)
 
         def step(item: int) -> TakeStep:

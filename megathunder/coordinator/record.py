@@ -46,7 +46,7 @@ class UpdateRecord:
         self._begins_s = rollouts.started_s
         self._phase = "rollout"
 
-    def learnt_at(self, version: int) -> None:
+    def set_policy_version(self, version: int) -> None:
         """The learner's version when this update is learnt from: lags count from it."""
         self._tally.policy_version = version
 
@@ -68,7 +68,7 @@ class UpdateRecord:
         """A rollout event of this update."""
         self._tally.note(event)
 
-    def enter(self, phase: str) -> None:
+    def set_phase(self, phase: str) -> None:
         """What the update is busy with, for the display."""
         self._phase = phase
 
@@ -77,7 +77,7 @@ class UpdateRecord:
         self._acknowledged_s = time.monotonic()
         return self._acknowledged_s
 
-    def follows(self, acknowledged_s: float) -> None:
+    def set_start(self, acknowledged_s: float) -> None:
         """The previous update ended then. Rollouts sampled ahead began earlier: their update counts from that end, so
         that steps never overlap and the steady state is measured from acknowledgement to acknowledgement."""
         self._begins_s = max(self._begins_s, acknowledged_s)
@@ -116,7 +116,7 @@ class UpdateRecord:
             self._tally.trajectory(trajectory)
         clock = Clock(
             first_request_s=self._begins_s,
-            last_signal_s=max(rollouts.inputs_fixed_s, self._begins_s),
+            last_signal_s=max(rollouts.last_reward_at_s, self._begins_s),
             last_backward_s=self._last_backward_s,
             acknowledged_s=self._acknowledged_s,
         )

@@ -49,7 +49,7 @@ class Rollouts:
     groups: list[list[Task]]
     plain: bool = False  # a comparison's +plain_rollouts: group sizes are fixed, whatever the run's are
     started_s: float = dataclasses.field(default_factory=time.monotonic)
-    inputs_fixed_s: float = 0.0  # last reward or teacher score: from here on only the learner is late
+    last_reward_at_s: float = 0.0  # last reward or teacher score: from here on only the learner is late
     trajectories: dict[TrajectoryId, Trajectory] = dataclasses.field(default_factory=dict)
     lost: dict[TrajectoryId, str] = dataclasses.field(default_factory=dict)
     inbox: asyncio.Queue = dataclasses.field(default_factory=asyncio.Queue)
@@ -105,7 +105,7 @@ class Rollouts:
             self.lost[event.id] = event.reason
             self.trajectories.pop(event.id, None)
         if isinstance(event, Rewarded | TurnScored | TrajectoryLost):
-            self.inputs_fixed_s = max(self.inputs_fixed_s, event.at_s)
+            self.last_reward_at_s = max(self.last_reward_at_s, event.at_s)
 
     async def ended(self) -> None:
         """Wait until no trajectory of these is in flight any more."""

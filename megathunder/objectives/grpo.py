@@ -16,7 +16,7 @@ from megathunder.config.objective import GrpoConfig, LossConfig
 from megathunder.objectives import base
 from megathunder.objectives.advantage import Coefficients, GroupStatistics
 from megathunder.objectives.overlong import overlong_penalty
-from megathunder.types import BATCH, AccumulatorKey, FoldTerm, Trajectory
+from megathunder.types import BATCH, AccumulatorKey, AccumulatorKind, FoldTerm, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +50,11 @@ class Grpo:
     def target(self, group: base.GroupView, reward: float | None, index: int) -> AccumulatorKey:
         """Accumulator of trajectory `index` while its group's coefficients are unknown."""
         if reward is None or self.own:
-            return AccumulatorKey("own", group.index, index)
+            return AccumulatorKey(AccumulatorKind.PER_TRAJECTORY, group.index, index)
         slot = group.values.index(reward)
         if slot < self.reward_values:
-            return AccumulatorKey("class", group.index, slot)
-        return AccumulatorKey("moment", group.index, 0)
+            return AccumulatorKey(AccumulatorKind.CLASS, group.index, slot)
+        return AccumulatorKey(AccumulatorKind.MOMENT, group.index, 0)
 
     def coefficients(self, rewards: Iterable[float]) -> Coefficients:
         """(a, c) of a closed group from its survivors' shaped rewards."""
@@ -63,7 +63,7 @@ class Grpo:
     def land(self, key: AccumulatorKey, target: AccumulatorKey, reward: float) -> base.Closure:
         """The reward of a trajectory that waits in its own accumulator `key` has come and its group is still open."""
         terms = [FoldTerm(key, target, 1.0)]
-        if target.kind == "moment":
+        if target.kind is AccumulatorKind.MOMENT:
             terms.append(FoldTerm(key, target._replace(slot=1), reward))
         return base.Closure(terms=tuple(terms), free=(key,))
 
@@ -75,9 +75,9 @@ class Grpo:
         terms: list[FoldTerm] = []
         free = tuple(sorted(keys))
         for key in free:
-            if key.kind == "class":
+            if key.kind is AccumulatorKind.CLASS:
                 terms.append(FoldTerm(key, BATCH, coefficients.advantage(values[key.slot])))
-            elif key.kind == "moment":
+            elif key.kind is AccumulatorKind.MOMENT:
                 terms.append(FoldTerm(key, BATCH, coefficients.a if key.slot == 1 else coefficients.c))
             else:
                 terms.append(FoldTerm(key, BATCH, coefficients.advantage(owns[key.slot])))

@@ -150,7 +150,7 @@ def accumulators_held(config: Config) -> tuple[int, int]:
         return 0, 0
     groups = min(streaming.max_open_groups, config.prompts_at_most)
     streams = streaming.content_ready and config.schedule == "thundersync" and not config.salt.active
-    own = streaming.max_own_accumulators if streams else 0
+    own = streaming.max_per_trajectory_accumulators if streams else 0
     return accumulators_of_a_group(config) * groups, own
 
 

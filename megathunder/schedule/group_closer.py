@@ -16,22 +16,22 @@ accumulators is not folded yet. Called by the dispatcher.
 from __future__ import annotations
 
 from megathunder.objectives.grpo import Grpo
-from megathunder.schedule.state import Attempt, Group
+from megathunder.schedule.state import Group, TrajectoryState
 from megathunder.schedule.work_items import FoldItem
-from megathunder.types import AccumulatorKey, FoldTerm
+from megathunder.types import AccumulatorKey, AccumulatorKind, FoldTerm
 
 
-class Folder:
+class GroupCloser:
     """Makes the terms of folds. `once` is set under exact sums."""
 
     def __init__(self, objective: Grpo, *, once: bool) -> None:
         self._objective, self._once = objective, once
 
-    def closing(self, group: Group, cell: int) -> tuple[FoldItem, tuple[FoldTerm, ...]] | None:
+    def close_group(self, group: Group, cell: int) -> tuple[FoldItem, tuple[FoldTerm, ...]] | None:
         """The fold that ends this open group, if it can be made now."""
         if not group.keys or group.in_flight:
             return None
-        if group.worthless:
+        if group.no_signal:
             return FoldItem(cell=cell, group=group, closing=True, freed=tuple(sorted(group.keys))), ()
         owns, kept = _owns(group), self._objective.own
         once = self._once or kept
@@ -44,13 +44,13 @@ class Folder:
         closure = self._objective.close(remaining, group.values, rewards, group.coefficients)
         return FoldItem(cell=cell, group=group, closing=True, freed=closure.free + lost), closure.terms
 
-    def landing(self, group: Group, cell: int) -> tuple[FoldItem, tuple[FoldTerm, ...]] | None:
+    def assign_rewards(self, group: Group, cell: int) -> tuple[FoldItem, tuple[FoldTerm, ...]] | None:
         """The fold that frees the own accumulators of this open group whose rewards have come."""
-        if group.in_flight or group.worthless:
+        if group.in_flight or group.no_signal:
             return None
         terms: list[FoldTerm] = []
         freed: list[AccumulatorKey] = []
-        landed: list[tuple[Attempt, AccumulatorKey]] = []
+        landed: list[tuple[TrajectoryState, AccumulatorKey]] = []
         for key, attempt in _owns(group).items():
             if attempt.lost:
                 freed.append(key)
@@ -66,5 +66,5 @@ class Folder:
         return item, tuple(terms)
 
 
-def _owns(group: Group) -> dict[AccumulatorKey, Attempt]:
-    return {key: group.attempts[key.slot] for key in sorted(group.keys) if key.kind == "own"}
+def _owns(group: Group) -> dict[AccumulatorKey, TrajectoryState]:
+    return {key: group.attempts[key.slot] for key in sorted(group.keys) if key.kind is AccumulatorKind.PER_TRAJECTORY}

@@ -18,7 +18,7 @@
     TrajectoryLost        discard of an own; closure over the survivors      Fold(free)
 
 Pure: no clock, no I/O, no randomness; `now` is whatever clock the caller has, in seconds. Called by loop.py and
-simulator/. Refuses what board.py and lifecycle.py refuse.
+simulator/. Refuses what update_state.py and lifecycle.py refuse.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from megathunder.config.root import Config
-from megathunder.schedule.board import Board
 from megathunder.schedule.dispatcher import Dispatcher
 from megathunder.schedule.ledger import Drop, Ledger, LedgerCounts
 from megathunder.schedule.state import Chain
+from megathunder.schedule.update_state import UpdateState
 from megathunder.schedule.work_counts import CellClock, CellTime
 from megathunder.types import Differentiate, Done, Event, Fold, Score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleReport:
-    """What an update's schedule did. Seconds are sums over cells; `given_tokens` are those that the cells say
+    """What an update's schedule did. Seconds are sums over cells; `computed_tokens` are those that the cells say
     they computed, `wasted_tokens` the ones among them for what ended DROPPED. `trained_tokens` are the sampled ones of
     APPLIED contributions, `loss_sum` is the loss whose gradient is in the batch, before the normaliser."""
 
@@ -45,7 +45,7 @@ class ScheduleReport:
     busy_s: float
     idle_s: float
     blocked_s: float
-    given_tokens: int
+    computed_tokens: int
     wasted_tokens: int
     trained_tokens: int
     loss_sum: float
@@ -57,7 +57,7 @@ class ScheduleReport:
 
     @property
     def wasted_share(self) -> float:
-        return self.wasted_tokens / self.given_tokens if self.given_tokens else 0.0
+        return self.wasted_tokens / self.computed_tokens if self.computed_tokens else 0.0
 
     @property
     def policy_lag_max(self) -> int:
@@ -71,11 +71,11 @@ class UpdateScheduler:
     def __init__(
         self, config: Config, update: int, policy_version: int, group_sizes: Iterable[int], cells: int = 1
     ) -> None:
-        self._board = Board(config, update, policy_version, self._place)
-        self._dispatcher = Dispatcher(config, self._board, cells)
+        self._state = UpdateState(config, update, policy_version, self._place)
+        self._dispatcher = Dispatcher(config, self._state, cells)
         self._clocks = [CellClock() for _ in range(cells)]
         for size in group_sizes:
-            self._board.add_group(size)
+            self._state.add_group(size)
 
     def _place(self, chain: Chain) -> None:
         self._dispatcher.place(chain)
@@ -84,7 +84,7 @@ class UpdateScheduler:
 
     def on_event(self, event: Event, now: float) -> None:
         """A rollout event; raises StalePolicyError, IllegalMove or InfrastructureFailure (on_lost = "fail")."""
-        self._board.take(event)
+        self._state.apply_event(event)
 
     def next_work(self, cell: int, now: float) -> Differentiate | Fold | Score | None:
         """Work for the free cell `cell`, or None while there is none; ask again after any event or answer."""
@@ -111,48 +111,48 @@ class UpdateScheduler:
     def on_step(self, stepped: bool) -> None:
         """The barrier was passed: contributions are APPLIED, or DROPPED where no step was taken."""
         if stepped:
-            self._board.ledger.apply()
+            self._state.ledger.apply()
         else:
-            self._board.ledger.abandon(Drop.NO_STEP)
+            self._state.ledger.abandon(Drop.NO_STEP)
 
     # ------------------------------------------------------------------------------------------ dynamic sampling
 
     def needs_replacement(self) -> int:
         """Groups to sample in the place of groups that closed with equal rewards (grpo.dynamic_sampling)."""
-        return self._board.replacements_due
+        return self._state.replacements_due
 
     def add_group(self, size: int) -> int:
         """Register a replacement group of `size` trajectories; the group index its events must carry."""
-        self._board.replacements_due -= 1
-        return self._board.add_group(size)
+        self._state.replacements_due -= 1
+        return self._state.add_group(size)
 
     def decline_replacements(self) -> None:
         """No task is left to replace a group with: the update goes on without."""
-        self._board.replacements_due = 0
-        if self._board.batch_ended:
-            self._board.place_all()
+        self._state.replacements_due = 0
+        if self._state.batch_ended:
+            self._state.place_all()
 
     # ------------------------------------------------------------------------------------------ result
 
     @property
     def finished(self) -> bool:
         """Every trajectory has ended, every contribution is folded or dropped, every accumulator is free."""
-        board = self._board
-        return board.unended == 0 and board.replacements_due == 0 and board.ledger.settled and self._dispatcher.idle
+        state = self._state
+        return state.unended == 0 and state.replacements_due == 0 and state.ledger.settled and self._dispatcher.idle
 
     @property
     def normaliser(self) -> float:
         """Z of the batch, from its survivors (those of zero advantage included)."""
-        return self._board.objective.normaliser(self._board.survivors)
+        return self._state.objective.normaliser(self._state.survivors)
 
     @property
     def skip(self) -> bool:
         """No gradient at all: every group had equal rewards, or nothing survived."""
-        return self._board.ledger.counts.folded == 0 or self.normaliser == 0.0
+        return self._state.ledger.counts.folded == 0 or self.normaliser == 0.0
 
     @property
     def ledger(self) -> Ledger:
-        return self._board.ledger
+        return self._state.ledger
 
     def cell_time(self, cell: int) -> CellTime:
         return self._clocks[cell].time
@@ -161,20 +161,20 @@ class UpdateScheduler:
     def report(self) -> ScheduleReport:
         """Counts and times so far."""
         times = [clock.time for clock in self._clocks]
-        chains = [c for g in self._board.groups for c in g.chains]
-        attempts = [a for g in self._board.groups for a in g.attempts]
-        zero = [g for g in self._board.groups if g.closed and g.coefficients is None and self._board.grouped]
+        chains = [c for g in self._state.groups for c in g.chains]
+        attempts = [a for g in self._state.groups for a in g.attempts]
+        zero = [g for g in self._state.groups if g.closed and g.coefficients is None and self._state.grouped]
         return ScheduleReport(
             counts=self.ledger.counts,
             busy_s=sum(t.busy_s for t in times),
             idle_s=sum(t.idle_s for t in times),
             blocked_s=sum(t.blocked_s for t in times),
-            given_tokens=sum(c.spent_tokens for c in chains),
-            wasted_tokens=sum(c.spent_tokens for c in chains if self._board.dropped(c)),
-            trained_tokens=sum(self._board.applied_tokens(c) for c in chains),
-            loss_sum=self._board.loss_sum,
+            computed_tokens=sum(c.spent_tokens for c in chains),
+            wasted_tokens=sum(c.spent_tokens for c in chains if self._state.dropped(c)),
+            trained_tokens=sum(self._state.applied_tokens(c) for c in chains),
+            loss_sum=self._state.loss_sum,
             peak_open_groups=self._dispatcher.gates.peak_open,
             trajectories_lost=sum(a.lost for a in attempts),
             groups_zero_advantage=len(zero),
-            tokens_by_lag=tuple(sorted(self._board.tokens_by_lag.items())),
+            tokens_by_lag=tuple(sorted(self._state.tokens_by_lag.items())),
         )

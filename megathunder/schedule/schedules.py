@@ -18,7 +18,7 @@ from enum import Enum
 from megathunder.errors import StalePolicyError
 
 
-class Release(str, Enum):
+class ReleasePoint(str, Enum):
     BATCH = "batch"
     GROUP = "group"
     AT_ONCE = "at_once"
@@ -26,16 +26,16 @@ class Release(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Release and the lags (update's version minus token's version) that are legal."""
+    """The release point and the lags (update's version minus token's version) that are legal."""
 
     name: str
-    release: Release
+    release: ReleasePoint
     lags: tuple[int, ...] = (0,)
 
     def released(self, *, group_ended: bool, batch_ended: bool) -> bool:
-        if self.release is Release.AT_ONCE:
+        if self.release is ReleasePoint.AT_ONCE:
             return True
-        return group_ended if self.release is Release.GROUP else batch_ended
+        return group_ended if self.release is ReleasePoint.GROUP else batch_ended
 
     def lag(self, token_version: int, update_version: int) -> int:
         """Lag of a token; StalePolicyError where this schedule does not train on it."""
@@ -52,9 +52,9 @@ class Rule:
 RULES = {
     rule.name: rule
     for rule in (
-        Rule("sync", Release.BATCH),
-        Rule("periodic_async", Release.GROUP),
-        Rule("thundersync", Release.AT_ONCE),
-        Rule("one_step_off", Release.BATCH, (0, 1)),
+        Rule("sync", ReleasePoint.BATCH),
+        Rule("periodic_async", ReleasePoint.GROUP),
+        Rule("thundersync", ReleasePoint.AT_ONCE),
+        Rule("one_step_off", ReleasePoint.BATCH, (0, 1)),
     )
 }

@@ -1,7 +1,7 @@
 """What the scheduler knows of an update: groups of attempts, attempts of chains, chains of turns.
 
     Group    trajectories of one prompt: distinct rewards so far, coefficients once closed, accumulators held, its cell
-    Attempt  one trajectory: ended, lost, shaped reward
+    TrajectoryState  one trajectory: ended, lost, shaped reward
     Chain    one row of it: turns that extend each other, how far the learner is (`context` turns), where its gradient
 
 Mutable, owned by one scheduler, seen by nobody else.
@@ -16,14 +16,14 @@ from megathunder.objectives.advantage import Coefficients
 from megathunder.schedule.token_chain import TokenChain
 from megathunder.types import AccumulatorKey, ContributionId, Trajectory, TrajectoryId
 
-Lane = tuple[str, int]
+QueueKey = tuple[str, int]
 
 
 @dataclass(slots=True, eq=False)
 class Chain:
     """One row. `sources` has one contribution a turn (OPD) or the trajectory's alone (GRPO)."""
 
-    attempt: Attempt
+    attempt: TrajectoryState
     row: int  # names it to the learner: counts over failed runs of the trajectory too
     rollout_row: int  # row of the present run
     tokens: TokenChain = field(default_factory=TokenChain)
@@ -35,13 +35,13 @@ class Chain:
     in_flight: bool = False
     done: bool = False
     held: AccumulatorKey | None = None  # where its gradient waits for the closure
-    lane: Lane | None = None
+    queue: QueueKey | None = None
     spent_tokens: int = 0  # that the learner computed for it
     held_loss: float = 0.0  # of what went to an accumulator: its coefficient comes with the closure
 
 
 @dataclass(slots=True, eq=False)
-class Attempt:
+class TrajectoryState:
     """One trajectory."""
 
     id: TrajectoryId
@@ -96,11 +96,11 @@ class Group:
     """Trajectories of one prompt. `values` are the distinct shaped rewards in order of arrival."""
 
     index: int
-    attempts: list[Attempt] = field(default_factory=list)
+    attempts: list[TrajectoryState] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     resolved: int = 0
     closed: bool = False
-    worthless: bool = False  # closed with equal rewards, or dropped
+    no_signal: bool = False  # closed with equal rewards, or dropped
     counts: bool = True  # its survivors' tokens count in the normaliser
     coefficients: Coefficients | None = None
     cell: int | None = None
@@ -112,10 +112,10 @@ class Group:
         return (chain for attempt in self.attempts for chain in attempt.chains)
 
     @property
-    def mixed(self) -> bool:
+    def has_signal(self) -> bool:
         """Holds two different rewards: it cannot turn out to have zero advantage."""
         return len(self.values) > 1
 
     @property
-    def survivors(self) -> list[Attempt]:
+    def survivors(self) -> list[TrajectoryState]:
         return [a for a in self.attempts if a.complete and not a.lost]

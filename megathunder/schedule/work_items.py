@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megathunder.schedule.state import Attempt, Chain, Group
-from megathunder.schedule.step_planner import Pass
+from megathunder.schedule.state import Chain, Group, TrajectoryState
+from megathunder.schedule.step_planner import WorkStep
 from megathunder.types import BATCH, AccumulatorKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PassItem:
+class StepItem:
     """A Differentiate in flight: its chains, the accumulator they are added to, and the new tokens of each."""
 
     cell: int
     target: AccumulatorKey
-    passes: tuple[tuple[Chain, Pass], ...]
+    steps: tuple[tuple[Chain, WorkStep], ...]
     tokens: tuple[int, ...]
 
     @property
     def group(self) -> Group | None:
         """Whose accumulators it touches."""
-        return None if self.target == BATCH else self.passes[0][0].attempt.group
+        return None if self.target == BATCH else self.steps[0][0].attempt.group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class FoldItem:
     cell: int
     group: Group
     closing: bool
-    landed: tuple[tuple[Attempt, AccumulatorKey], ...] = ()
+    landed: tuple[tuple[TrajectoryState, AccumulatorKey], ...] = ()
     freed: tuple[AccumulatorKey, ...] = ()
 
 
@@ -40,8 +40,8 @@ class ScoreItem:
     """A Score in flight: its attempts, and how many rows each has. It touches no accumulator."""
 
     cell: int
-    attempts: tuple[tuple[Attempt, int], ...]
+    attempts: tuple[tuple[TrajectoryState, int], ...]
     group: None = None
 
 
-Item = PassItem | FoldItem | ScoreItem
+Item = StepItem | FoldItem | ScoreItem

@@ -108,7 +108,7 @@ class _Machine:
         end = now + factor * self._costs.seconds(command, self._release)
         self._free.discard(cell)
         heapq.heappush(self._running, (end, cell, command))
-        kind = command.target.kind if isinstance(command, Differentiate) else type(command).__name__.lower()
+        kind = command.target.kind.value if isinstance(command, Differentiate) else type(command).__name__.lower()
         rows = 0 if isinstance(command, Fold) else len(command.rows)
         self.spans.append(WorkSpan(cell=cell, start_s=now, end_s=end, kind=kind, rows=rows))
 

@@ -13,7 +13,7 @@ from megathunder.config.objective import GrpoConfig, LossConfig
 from megathunder.errors import ConfigError
 from megathunder.learner.passes.backward import KL
 from megathunder.schedule.token_chain import train_rows
-from megathunder.types import BATCH, AccumulatorKey, Differentiate, Score
+from megathunder.types import BATCH, AccumulatorKey, AccumulatorKind, Differentiate, Score
 from tests.equality import worlds
 
 FEW = settings(
@@ -154,6 +154,6 @@ def _with(struct, **changes):
 def test_a_clip_range_needs_the_sign_of_the_advantage(folder):
     learner = make(folder, grpo=GrpoConfig(clip_low=0.2, clip_high=0.3))
     rows = train_rows(worlds.random_trajectory(random.Random(0), 0, 0), 1.0)
-    key = AccumulatorKey("class", 0, 0)
+    key = AccumulatorKey(AccumulatorKind.CLASS, 0, 0)
     with pytest.raises(ConfigError, match="class accumulators"):
         learner.differentiate(Differentiate(item=0, update=0, policy_version=0, target=key, rows=rows))

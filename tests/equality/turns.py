@@ -7,7 +7,7 @@ from megathunder.config.objective import GrpoConfig, LossConfig
 from megathunder.objectives import base
 from megathunder.objectives.grpo import Grpo
 from megathunder.schedule.token_chain import TokenChain
-from megathunder.types import BATCH, AccumulatorKey, ContributionId, Differentiate, Fold
+from megathunder.types import BATCH, AccumulatorKey, AccumulatorKind, ContributionId, Differentiate, Fold
 
 
 @dataclass(eq=False)
@@ -95,7 +95,7 @@ def release_grpo(learner, groups, rng, *, loss=None):
         for trajectory in group:
             if trajectory.reward not in values[b]:
                 values[b].append(trajectory.reward)
-            key = AccumulatorKey("class", b, values[b].index(trajectory.reward))
+            key = AccumulatorKey(AccumulatorKind.CLASS, b, values[b].index(trajectory.reward))
             rows += growing_rows(trajectory, objective.row_scale(trajectory.sampled_tokens), target=key)
     release(learner, rows, rng, mode="turn_forward")
     for b, group in enumerate(groups):

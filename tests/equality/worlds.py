@@ -24,6 +24,7 @@ from megathunder.objectives.grpo import Grpo
 from megathunder.schedule.token_chain import train_rows
 from megathunder.types import (
     BATCH,
+    AccumulatorKind,
     ContributionId,
     Differentiate,
     EndReason,
@@ -172,7 +173,7 @@ class Packer:
         self.waiting, self.items = defaultdict(list), 0
 
     def add(self, target, rows, reward=0.0):
-        if target.kind == "moment":
+        if target.kind is AccumulatorKind.MOMENT:
             self.send(target, rows, reward)
             return
         self.waiting[target].extend(rows)
@@ -232,7 +233,7 @@ def stream_grpo(
             packers[b].add(key, train_rows(trajectory, unit, unit))
         else:
             key = objective.target(view, trajectory.reward, i)
-            keys[b].update({key, key._replace(slot=1)} if key.kind == "moment" else {key})
+            keys[b].update({key, key._replace(slot=1)} if key.kind is AccumulatorKind.MOMENT else {key})
             packers[b].add(key, train_rows(trajectory, unit, unit), trajectory.reward)
         if closing:
             packers[b].flush()

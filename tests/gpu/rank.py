@@ -25,7 +25,17 @@ from megathunder.learner.learner import Learner
 from megathunder.learner.model.build_model import build_model
 from megathunder.learner.model.weights.names import canonical
 from megathunder.learner.parallel import initialize
-from megathunder.types import BATCH, AccumulatorKey, ContributionId, Differentiate, Fold, FoldTerm, TakeStep, TrainRow
+from megathunder.types import (
+    BATCH,
+    AccumulatorKey,
+    AccumulatorKind,
+    ContributionId,
+    Differentiate,
+    Fold,
+    FoldTerm,
+    TakeStep,
+    TrainRow,
+)
 
 SHAPES = {
     "small": {"layers": 4, "hidden": 512, "heads": 8, "groups": 4, "ffn": 1536, "vocabulary": 4096},
@@ -80,9 +90,9 @@ def streamed(learner: Learner, chains: list[TrainRow], version: int = 0) -> floa
     done = 0.0
     for item, row in enumerate(chains):
         group, index = row.source.group, row.source.trajectory
-        done += differentiate(learner, item, AccumulatorKey("class", group, index % 2), row, version)
+        done += differentiate(learner, item, AccumulatorKey(AccumulatorKind.CLASS, group, index % 2), row, version)
         if index == SIZE - 1:
-            keys = [AccumulatorKey("class", group, value) for value in range(2)]
+            keys = [AccumulatorKey(AccumulatorKind.CLASS, group, value) for value in range(2)]
             terms = tuple(FoldTerm(key, BATCH, (-1.0, 1.0)[key.slot]) for key in keys)
             learner.fold(Fold(item=1000 + group, update=version, terms=terms, free=tuple(keys)))
     return done

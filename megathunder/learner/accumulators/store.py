@@ -26,7 +26,7 @@ from megathunder.learner.accumulators.arithmetic import Accumulator, FixedPointA
 from megathunder.learner.accumulators.host import HostTraffic
 from megathunder.learner.accumulators.layout import Flats, GradientLayout
 from megathunder.learner.accumulators.shards import Shards
-from megathunder.types import BATCH, AccumulatorKey, Fold, FoldTerm
+from megathunder.types import BATCH, AccumulatorKey, AccumulatorKind, Fold, FoldTerm
 
 
 class AccumulatorStore:
@@ -80,14 +80,14 @@ class AccumulatorStore:
     def collect(self, key: AccumulatorKey, *, reward: float = 0.0, coefficient: float = 1.0) -> Iterator[None]:
         """Backward passes of the body add to `key`: coefficient * gradient for the batch in exact mode (elsewhere the
         coefficient is in the loss), gradient and reward * gradient for moments."""
-        if key.kind == "moment" and self.arithmetic.exact:
+        if key.kind is AccumulatorKind.MOMENT and self.arithmetic.exact:
             raise UserError(
                 f"{key} under accumulator = exact",
                 expected="class accumulators: r and A(r) would be rounded apart, so moments are not order-free",
                 remedy="keep one class accumulator for each distinct reward, or use accumulator = fp32",
             )
         direct = not self._through_scratch or (key == BATCH and not self.arithmetic.exact)
-        if direct and key.kind != "moment":
+        if direct and key.kind is not AccumulatorKind.MOMENT:
             self.layout.point(self.of(key).views)
             yield
             return
@@ -168,7 +168,7 @@ class AccumulatorStore:
             self.arithmetic.deposit_part(self.of(key), scratch.flats, self._shards)
             return
         gradient = self._shards.reduce(scratch.flats) if self._shards else scratch.flats
-        if key.kind == "moment":
+        if key.kind is AccumulatorKind.MOMENT:
             self.arithmetic.deposit(self.of(key._replace(slot=0)), gradient, 1.0)
             self.arithmetic.deposit(self.of(key._replace(slot=1)), gradient, reward)
         else:

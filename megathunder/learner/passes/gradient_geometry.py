@@ -26,7 +26,7 @@ from megathunder.errors import ConfigError
 from megathunder.learner.accumulators.store import AccumulatorStore
 from megathunder.learner.passes.backward import Tally
 from megathunder.objectives.salt import Geometry, reweigh
-from megathunder.types import BATCH, AccumulatorKey, Fold, FoldTerm
+from megathunder.types import BATCH, AccumulatorKey, AccumulatorKind, Fold, FoldTerm
 
 PIECE = 1 << 17  # elements of each gradient worked on at once
 
@@ -155,7 +155,7 @@ def _chosen(name: str, parts: Sequence[str]) -> bool:
 
 
 def _is_own(term: FoldTerm) -> bool:
-    return term.source.kind == "own" and term.target == BATCH
+    return term.source.kind is AccumulatorKind.PER_TRAJECTORY and term.target == BATCH
 
 
 def _with_coefficients(fold: Fold, new: dict[AccumulatorKey, float]) -> Fold:

@@ -29,7 +29,7 @@ from megathunder.learner.passes.prefix.eager import EagerTurns
 from megathunder.learner.passes.prefix.forward import ForwardTurns
 from megathunder.learner.passes.prefix.prompt import SharedPrompts, share_prompts
 from megathunder.learner.passes.reference_policies import OtherPolicies
-from megathunder.types import BATCH, Differentiate, Fold, TrainRow
+from megathunder.types import BATCH, AccumulatorKind, Differentiate, Fold, TrainRow
 
 
 class Release:
@@ -55,7 +55,7 @@ class Release:
             self._change(command.release)
         if self._runner.token_loss.clips and (command.target != BATCH or self._store.arithmetic.exact):
             raise ConfigError(
-                f"a clip range with work for {command.target.kind} accumulators",
+                f"a clip range with work for {command.target.kind.value} accumulators",
                 expected="the sign of the advantage at the backward pass: it decides on which side a ratio is clipped",
                 remedy="use schedule = one_step_off and accumulator = fp32 with grpo.clip_low/clip_high",
             )
@@ -113,10 +113,10 @@ class Release:
 
     def _open(self, command: Differentiate) -> None:
         """A target exists from its first command on, also if none of the rows can add to it."""
-        if command.target.kind == "batch" or not command.last and isinstance(self._turns, ForwardTurns):
+        if command.target.kind is AccumulatorKind.BATCH or not command.last and isinstance(self._turns, ForwardTurns):
             return
         self._store.of(command.target)
-        if command.target.kind == "moment":
+        if command.target.kind is AccumulatorKind.MOMENT:
             self._store.of(command.target._replace(slot=1))
 
     def _deal(self, rows: Sequence[TrainRow]) -> list[list[TrainRow]]:

@@ -15,10 +15,10 @@ from megathunder.learner.accumulators.host import HostArithmetic, HostTraffic
 from megathunder.learner.accumulators.layout import GradientLayout
 from megathunder.learner.accumulators.store import AccumulatorStore
 from megathunder.learner.passes.gradient_dump import record_tensors
-from megathunder.types import BATCH, AccumulatorKey, Fold, FoldTerm
+from megathunder.types import BATCH, AccumulatorKey, AccumulatorKind, Fold, FoldTerm
 
-C0, C1 = AccumulatorKey("class", 0, 0), AccumulatorKey("class", 0, 1)
-S0, S1 = AccumulatorKey("moment", 0, 0), AccumulatorKey("moment", 0, 1)
+C0, C1 = AccumulatorKey(AccumulatorKind.CLASS, 0, 0), AccumulatorKey(AccumulatorKind.CLASS, 0, 1)
+S0, S1 = AccumulatorKey(AccumulatorKind.MOMENT, 0, 0), AccumulatorKey(AccumulatorKind.MOMENT, 0, 1)
 
 
 class FlatModel(torch.nn.Module):
@@ -95,7 +95,7 @@ def test_worked_group_gives_the_same_gradient_in_all_arrival_orders():
     for order in itertools.permutations(range(5)):
         model, store = make()
         for i in order:
-            with store.collect(AccumulatorKey("class", 0, int(rewards[i]))):
+            with store.collect(AccumulatorKey(AccumulatorKind.CLASS, 0, int(rewards[i]))):
                 model.b.main_grad.add_(-scores[i])
         fold(store, (C0, BATCH, -0.6 * a), (C1, BATCH, 0.4 * a), free=(C0, C1))
         assert float(store.layout.homes[0][0]) / 5 == pytest.approx(0.365148, abs=2e-6)
@@ -104,7 +104,7 @@ def test_worked_group_gives_the_same_gradient_in_all_arrival_orders():
 @pytest.mark.parametrize("exact", [False, True])
 def test_the_first_trajectory_that_lands_in_a_class_gives_it_its_accumulator(exact):
     model, store = make(exact=exact)
-    owns = [AccumulatorKey("own", 0, i) for i in range(3)]
+    owns = [AccumulatorKey(AccumulatorKind.PER_TRAJECTORY, 0, i) for i in range(3)]
     for seed, key in enumerate(owns):
         with store.collect(key):
             model.add(seed)

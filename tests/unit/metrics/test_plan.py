@@ -181,7 +181,7 @@ def test_accumulators_are_trained_parameters_by_classes_by_open_groups() -> None
     sync = make_plan(dataclasses.replace(config, schedule="sync"), SHAPE)
     assert sync.memory.accumulators == 0
     assert dict(plan_lines(sync))["accumulators"] == "none: all work is direct"
-    early = with_changes(streaming={"content_ready": True, "max_own_accumulators": 4})
+    early = with_changes(streaming={"content_ready": True, "max_per_trajectory_accumulators": 4})
     assert make_plan(early, SHAPE).memory.accumulators == held * 4 * (2 * 8 + 4)
     adapted = with_changes(learner={"lora_rank": 2})
     trained = trained_parameters(SHAPE, adapted.learner).total

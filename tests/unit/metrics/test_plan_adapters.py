@@ -13,13 +13,13 @@ from megathunder.config.model_shape import read_model_shape
 from megathunder.learner.learner import Learner
 from megathunder.learner.parallel import initialize
 from megathunder.planning.plan import in_bytes, make_plan, plan_lines
-from megathunder.types import AccumulatorKey, TakeStep
+from megathunder.types import AccumulatorKey, AccumulatorKind, TakeStep
 
 
 def held_bytes(config: Config) -> dict[str, int]:
     """Of a learner after one step, with one open accumulator."""
     learner = Learner(config, initialize(config.learner))
-    learner.store.of(AccumulatorKey("class", 0, 0))
+    learner.store.of(AccumulatorKey(AccumulatorKind.CLASS, 0, 0))
     learner.take_step(TakeStep(item=0, update=0, normaliser=1.0))
     moments = [
         t for part in learner.stepper.optimizer.optimizer.state.values() for t in part.values() if torch.is_tensor(t)

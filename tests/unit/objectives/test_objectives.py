@@ -20,6 +20,7 @@ from megathunder.schedule.token_chain import TokenChain, train_rows
 from megathunder.types import (
     BATCH,
     AccumulatorKey,
+    AccumulatorKind,
     ContributionId,
     EndReason,
     FoldTerm,
@@ -85,8 +86,12 @@ def test_token_mean_counts_every_survivor() -> None:
 
 def test_closure_terms_are_the_coefficients_of_each_kind() -> None:
     objective = Grpo(config=GrpoConfig(), loss=LossConfig())
-    keys = [AccumulatorKey("class", 3, 1), AccumulatorKey("moment", 3, 0), AccumulatorKey("moment", 3, 1)]
-    keys.append(AccumulatorKey("own", 3, 5))
+    keys = [
+        AccumulatorKey(AccumulatorKind.CLASS, 3, 1),
+        AccumulatorKey(AccumulatorKind.MOMENT, 3, 0),
+        AccumulatorKey(AccumulatorKind.MOMENT, 3, 1),
+    ]
+    keys.append(AccumulatorKey(AccumulatorKind.PER_TRAJECTORY, 3, 5))
     closure = objective.close(keys, [0.0, 2.0], {5: 3.0}, Coefficients(10.0, -1.0))
     assert set(closure.terms) == {
         FoldTerm(keys[0], BATCH, 19.0),
@@ -99,7 +104,7 @@ def test_closure_terms_are_the_coefficients_of_each_kind() -> None:
 
 def test_a_landed_reward_moves_an_own_accumulator_into_both_moments() -> None:
     objective = Grpo(config=GrpoConfig(), loss=LossConfig())
-    own, moment = AccumulatorKey("own", 0, 2), AccumulatorKey("moment", 0, 0)
+    own, moment = AccumulatorKey(AccumulatorKind.PER_TRAJECTORY, 0, 2), AccumulatorKey(AccumulatorKind.MOMENT, 0, 0)
     closure = objective.land(own, moment, 0.3)
     assert closure.terms == (FoldTerm(own, moment, 1.0), FoldTerm(own, moment._replace(slot=1), 0.3))
     assert closure.free == (own,)

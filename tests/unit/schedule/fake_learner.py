@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 
-from megathunder.types import BATCH, AccumulatorKey, Differentiate, Fold, TrainRow, Trajectory
+from megathunder.types import BATCH, AccumulatorKey, AccumulatorKind, Differentiate, Fold, TrainRow, Trajectory
 
 SCALE = 2.0**20
 
@@ -92,7 +92,7 @@ class FakeCell:
     def _add(self, command: Differentiate, gradient: float) -> None:
         self.accumulators.setdefault(command.target, 0.0)
         self.accumulators[command.target] += self._fixed(gradient * SCALE) if self._exact else gradient
-        if command.target.kind == "moment":
+        if command.target.kind is AccumulatorKind.MOMENT:
             assert len(command.rows) == 1
             second = command.target._replace(slot=1)
             self.accumulators[second] = self.accumulators.get(second, 0.0) + command.reward * gradient

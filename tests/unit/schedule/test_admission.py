@@ -17,6 +17,7 @@ from megathunder.schedule.packing import PackLimits, pack
 from megathunder.schedule.scheduler import UpdateScheduler
 from megathunder.types import (
     BATCH,
+    AccumulatorKind,
     ContributionId,
     Differentiate,
     Done,
@@ -87,7 +88,7 @@ def test_contributions_of_one_class_share_a_micro_batch() -> None:
     scheduler = UpdateScheduler(Config(), 0, 0, [4])
     give(scheduler, rewarded(0, 0, 1.0), rewarded(0, 1, 0.0), rewarded(0, 2, 1.0))
     command = scheduler.next_work(0, 0.0)
-    assert [r.source.trajectory for r in command.rows] == [0, 2] and command.target.kind == "class"
+    assert [r.source.trajectory for r in command.rows] == [0, 2] and command.target.kind is AccumulatorKind.CLASS
 
 
 def test_a_third_reward_value_goes_to_the_moments_one_row_an_item() -> None:
@@ -149,14 +150,17 @@ def test_a_group_is_not_folded_while_work_for_its_accumulators_is_in_flight() ->
 
 
 def test_a_reward_moves_a_trajectory_out_of_its_accumulator_where_the_cap_is_reached_or_nothing_else_is_to_do() -> None:
-    for cap, expected in ((1, ["own", "fold", "own"]), (2, ["own", "own", "fold"])):
-        streaming = StreamingConfig(content_ready=True, pack_rows=1, max_own_accumulators=cap)
+    for cap, expected in (
+        (1, ["per_trajectory", "fold", "per_trajectory"]),
+        (2, ["per_trajectory", "per_trajectory", "fold"]),
+    ):
+        streaming = StreamingConfig(content_ready=True, pack_rows=1, max_per_trajectory_accumulators=cap)
         scheduler = UpdateScheduler(Config(streaming=streaming), 0, 0, [3])
         give(scheduler, rewarded(0, 0, 1.0)[:-1], rewarded(0, 1, 0.0)[:-1])
         kinds = []
         for _ in range(3):
             command = scheduler.next_work(0, 0.0)
-            kinds.append("fold" if isinstance(command, Fold) else command.target.kind)
+            kinds.append("fold" if isinstance(command, Fold) else command.target.kind.value)
             done(scheduler, command)
             if len(kinds) == 1:
                 give(scheduler, rewarded(0, 0, 1.0)[-1:])
@@ -173,7 +177,7 @@ def test_an_open_group_stays_on_its_cell_and_direct_work_goes_to_any() -> None:
     give(scheduler, rewarded(0, 2, 0.0))  # the group closes: what is left is direct
     direct = scheduler.next_work(1, 0.0)
     assert direct.target == BATCH and len(direct.rows) == 2
-    assert first.target.kind == "class"
+    assert first.target.kind is AccumulatorKind.CLASS
 
 
 def test_a_shared_prompt_keeps_direct_work_on_its_cell_unless_the_other_would_idle() -> None:
@@ -196,7 +200,7 @@ def test_content_ready_work_is_folded_when_the_reward_lands_and_dropped_on_loss(
     give(scheduler, grpo_events(kept, 1.0)[:-1], grpo_events(lost, 1.0)[:-1])
     for _ in range(2):
         command = scheduler.next_work(0, 0.0)
-        assert command.target.kind == "own"
+        assert command.target.kind is AccumulatorKind.PER_TRAJECTORY
         done(scheduler, command)
     assert scheduler.next_work(0, 0.0) is None
     give(scheduler, grpo_events(kept, 1.0)[-1:], [TrajectoryLost(id=lost.id, reason="verifier", at_s=0)])

@@ -32,7 +32,7 @@ def check_settled(outcome, config: Config) -> None:
     scheduler = outcome.scheduler
     assert scheduler.finished and all(c.clean for c in outcome.cells)
     report = scheduler.report
-    assert report.given_tokens == sum(map(computed, outcome.commands)) and 0 <= report.wasted_share <= 1
+    assert report.computed_tokens == sum(map(computed, outcome.commands)) and 0 <= report.wasted_share <= 1
     assert all(c.peak_groups <= config.streaming.max_open_groups for c in outcome.cells)
     size = sum(abs(row_gradient(row)) for c in outcome.differentiations for row in c.rows)
     assert report.loss_sum == pytest.approx(outcome.gradient, abs=1e-9 * (1 + 10 * size)), "whatever came first"
@@ -78,7 +78,7 @@ def test_grpo_gradient_equals_the_barrier_gradient(
             content_ready=content_ready,
             on_lost=on_lost,
             max_open_groups=cap,
-            max_own_accumulators=2,
+            max_per_trajectory_accumulators=2,
             pack_tokens=pack_tokens,
         ),
     )

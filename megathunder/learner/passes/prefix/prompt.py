@@ -21,7 +21,7 @@ from megathunder.learner.model.attention import KeyValue, Prefix, RowSpan
 from megathunder.learner.passes.backward import Pass, Runner, Tally
 from megathunder.learner.passes.packing import Piece, last_computed, whole_rows
 from megathunder.learner.passes.prefix.cache import Cache, Layers, add_leading, laid_out, leaf_gradients
-from megathunder.types import BATCH, PROMPT_TOKENS_SAVED, AccumulatorKey, Differentiate, Fold, TrainRow
+from megathunder.types import BATCH, PROMPT_TOKENS_SAVED, AccumulatorKey, AccumulatorKind, Differentiate, Fold, TrainRow
 
 SAVED = PROMPT_TOKENS_SAVED
 
@@ -73,7 +73,7 @@ class SharedPrompts:
         for prompt, prefix in leaves.values():
             gradients = leaf_gradients(prefix)
             add_leading(prompt.owed.setdefault(command.target, {}), gradients)
-            if command.target.kind == "moment":
+            if command.target.kind is AccumulatorKind.MOMENT:
                 second = prompt.owed.setdefault(command.target._replace(slot=1), {})
                 add_leading(second, gradients, command.reward)
         for row in command.rows:

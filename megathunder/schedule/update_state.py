@@ -28,7 +28,7 @@ from megathunder.objectives.grpo import Grpo
 from megathunder.schedule.ledger import Drop, Ledger
 from megathunder.schedule.lifecycle import State
 from megathunder.schedule.schedules import RULES
-from megathunder.schedule.state import Attempt, Chain, Group
+from megathunder.schedule.state import Chain, Group, TrajectoryState
 from megathunder.types import (
     Event,
     Rewarded,
@@ -43,7 +43,7 @@ from megathunder.types import (
 )
 
 
-class Board:
+class UpdateState:
     """Groups, attempts, chains and the ledger of update `update` at policy version `policy_version`."""
 
     def __init__(self, config: Config, update: int, policy_version: int, place: Callable[[Chain], None]) -> None:
@@ -61,7 +61,7 @@ class Board:
         self._replacements_left = config.grpo.max_replacements if config.grpo.dynamic_sampling else 0
         self._dynamic = config.objective == "grpo" and config.grpo.dynamic_sampling
         self._on_lost = config.streaming.on_lost
-        self._attempts: dict[TrajectoryId, Attempt] = {}
+        self._attempts: dict[TrajectoryId, TrajectoryState] = {}
         self._place = place
 
     # ------------------------------------------------------------------------------------------ membership
@@ -71,7 +71,7 @@ class Board:
         group = Group(index=len(self.groups))
         self.groups.append(group)
         for index in range(size):
-            attempt = Attempt(id=TrajectoryId(self.update, group.index, index), group=group)
+            attempt = TrajectoryState(id=TrajectoryId(self.update, group.index, index), group=group)
             group.attempts.append(attempt)
             self._attempts[attempt.id] = attempt
             if self.grouped:
@@ -88,7 +88,7 @@ class Board:
     def batch_ended(self) -> bool:
         return self.unresolved == 0 and self.replacements_due == 0
 
-    def released(self, attempt: Attempt) -> bool:
+    def released(self, attempt: TrajectoryState) -> bool:
         return self.rule.released(group_ended=attempt.group.closed, batch_ended=self.batch_ended)
 
     @property
@@ -124,7 +124,7 @@ class Board:
 
     # ------------------------------------------------------------------------------------------ events
 
-    def take(self, event: Event) -> None:
+    def apply_event(self, event: Event) -> None:
         """Apply one event."""
         identity = event.trajectory.id if isinstance(event, TrajectoryCompleted) else event.id
         attempt = self._attempts.get(TrajectoryId(*identity))
@@ -150,7 +150,7 @@ class Board:
         for chain in attempt.chains:
             self._place(chain)
 
-    def _turn(self, attempt: Attempt, event: TurnCompleted) -> None:
+    def _turn(self, attempt: TrajectoryState, event: TurnCompleted) -> None:
         self._check_versions(event.segments, count=not self.grouped)
         if self.grouped and self.release == "trajectory":
             return
@@ -160,12 +160,12 @@ class Board:
             raise IllegalMove(f"turn {event.turn} of {attempt.id} after {attempt.turns} turns")
         self._append(attempt, event.row, event.segments)
 
-    def _append(self, attempt: Attempt, row: int, segments: tuple[Segment, ...]) -> None:
+    def _append(self, attempt: TrajectoryState, row: int, segments: tuple[Segment, ...]) -> None:
         present = attempt.chains[attempt.first_chain :]
         if not present or present[-1].rollout_row != row:
             for chain in present:
                 self._close_chain(chain)
-            fresh = Chain(attempt=attempt, row=len(attempt.chains), rollout_row=row, abandoned=attempt.group.worthless)
+            fresh = Chain(attempt=attempt, row=len(attempt.chains), rollout_row=row, abandoned=attempt.group.no_signal)
             attempt.chains.append(fresh)
         chain = attempt.chains[-1]
         turn = attempt.turns
@@ -181,7 +181,7 @@ class Board:
             self._scored(attempt, turn, attempt.early_scores.pop(turn))
         self._place(chain)
 
-    def _restart(self, attempt: Attempt) -> None:
+    def _restart(self, attempt: TrajectoryState) -> None:
         """The trajectory is run anew. What was scored (OPD) stays a sample; everything else is forgotten."""
         attempt.early_scores.clear()
         if self.grouped:
@@ -192,7 +192,7 @@ class Board:
             self._cut_to_scored(attempt)
         attempt.first_chain = len(attempt.chains)
 
-    def _scored(self, attempt: Attempt, turn: int, logprobs: tuple[float, ...]) -> None:
+    def _scored(self, attempt: TrajectoryState, turn: int, logprobs: tuple[float, ...]) -> None:
         if self.grouped or attempt.lost:
             return
         found = attempt.locate(turn)
@@ -206,7 +206,7 @@ class Board:
             self.ledger.move(source, State.REWARDED)
         self._place(chain)
 
-    def _completed(self, attempt: Attempt, trajectory: Trajectory) -> None:
+    def _completed(self, attempt: TrajectoryState, trajectory: Trajectory) -> None:
         segments = tuple(s for row in trajectory.rows for s in row.segments)
         turns = sum(s.role is Role.ACTION for s in segments)
         self._check_versions(segments, count=self.grouped or not attempt.turns)
@@ -219,7 +219,7 @@ class Board:
         self.unended -= 1
         for chain in attempt.chains:
             self._close_chain(chain)
-        if not self.grouped or attempt.group.worthless:
+        if not self.grouped or attempt.group.no_signal:
             return
         self.ledger.move(attempt.source, State.COMPLETE)
         if trajectory.reward is not None:
@@ -227,7 +227,7 @@ class Board:
         else:
             self._apply_reward(attempt)
 
-    def _adopt(self, attempt: Attempt, trajectory: Trajectory) -> None:
+    def _adopt(self, attempt: TrajectoryState, trajectory: Trajectory) -> None:
         """Build the chains of a trajectory whose turns were not announced one by one."""
         for row, content in enumerate(trajectory.rows):
             pending: list[Segment] = []
@@ -237,9 +237,9 @@ class Board:
                     self._append(attempt, row, tuple(pending))
                     pending = []
 
-    def _rewarded(self, attempt: Attempt, reward: float) -> None:
+    def _rewarded(self, attempt: TrajectoryState, reward: float) -> None:
         """A reward may come before, with or after the completed trajectory; twice only if it is the same."""
-        if not self.grouped or attempt.group.worthless or attempt.lost:
+        if not self.grouped or attempt.group.no_signal or attempt.lost:
             return
         if attempt.raw_reward not in (None, reward):
             raise IllegalMove(f"{attempt.id} rewarded {reward} after {attempt.raw_reward}")
@@ -247,7 +247,7 @@ class Board:
             attempt.raw_reward = reward
         self._apply_reward(attempt)
 
-    def _apply_reward(self, attempt: Attempt) -> None:
+    def _apply_reward(self, attempt: TrajectoryState) -> None:
         if attempt.raw_reward is None or attempt.trajectory is None or attempt.reward is not None:
             return
         if self.objective.waits_for_divergence and attempt.live_chains and attempt.divergence is None:
@@ -259,33 +259,33 @@ class Board:
         if not attempt.live_chains:  # nothing was sampled: its gradient is 0
             self.ledger.move(attempt.source, State.DIFFERENTIATED)
             self.ledger.move(attempt.source, State.FOLDED)
-        for chain in attempt.group.chains:  # the group may have become mixed, which changes its place in the queue
+        for chain in attempt.group.chains:  # the group may have a signal now, which changes its place in the queue
             self._place(chain)
 
-    def to_compare(self) -> list[Attempt]:
+    def to_compare(self) -> list[TrajectoryState]:
         """Complete trajectories whose divergence from the reference is wanted now, in order of group and index. A
         schedule that waits for the group or the batch waits for its last token here, not for its last reward."""
         if not self.objective.waits_for_divergence:
             return []
-        return [a for g in self.groups if not g.worthless for a in g.attempts if self._wants_comparison(a)]
+        return [a for g in self.groups if not g.no_signal for a in g.attempts if self._wants_comparison(a)]
 
-    def _wants_comparison(self, attempt: Attempt) -> bool:
+    def _wants_comparison(self, attempt: TrajectoryState) -> bool:
         if not attempt.complete or attempt.lost or attempt.in_flight or attempt.divergence is not None:
             return False
         ended = all(other.ended for other in attempt.group.attempts)
         return bool(attempt.live_chains) and self.rule.released(group_ended=ended, batch_ended=self.unended == 0)
 
-    def compared(self, attempt: Attempt, divergence: float) -> None:
+    def compared(self, attempt: TrajectoryState, divergence: float) -> None:
         """The learner's answer: the reward may be known now."""
         attempt.in_flight, attempt.divergence = False, divergence
-        if attempt.lost or attempt.group.worthless:
+        if attempt.lost or attempt.group.no_signal:
             return
         self._apply_reward(attempt)
         self._resolve(attempt.group)
         for chain in attempt.chains:
             self._place(chain)
 
-    def _lost(self, attempt: Attempt, reason: str) -> None:
+    def _lost(self, attempt: TrajectoryState, reason: str) -> None:
         if self._on_lost == "fail":
             raise InfrastructureFailure(f"trajectory {attempt.id} is lost ({reason}) and streaming.on_lost is 'fail'")
         if attempt.raw_reward is not None:
@@ -294,7 +294,7 @@ class Board:
         attempt.ended = attempt.lost = True
         if not self.grouped:
             self._cut_to_scored(attempt)
-        elif not attempt.group.worthless:
+        elif not attempt.group.no_signal:
             self.ledger.drop(attempt.source, Drop.LOST)
             for chain in attempt.chains:
                 self._abandon(chain)
@@ -317,10 +317,10 @@ class Board:
             if self.batch_ended:
                 self.place_all()
 
-    def _known(self, attempt: Attempt) -> bool:
+    def _known(self, attempt: TrajectoryState) -> bool:
         if not self.grouped:
             return attempt.all_scored
-        return attempt.lost or attempt.group.worthless or attempt.reward is not None
+        return attempt.lost or attempt.group.no_signal or attempt.reward is not None
 
     def place_all(self) -> None:
         for group in self.groups:
@@ -329,7 +329,7 @@ class Board:
 
     def _close_group(self, group: Group) -> None:
         group.closed = True
-        if isinstance(self.objective, Grpo) and not group.worthless:
+        if isinstance(self.objective, Grpo) and not group.no_signal:
             rewards = [a.reward for a in group.survivors if a.reward is not None]
             if not GroupStatistics.of(rewards).degenerate:
                 group.coefficients = self.objective.coefficients(rewards)
@@ -347,7 +347,7 @@ class Board:
 
     def _discard(self, group: Group, reason: Drop, *, counts: bool) -> None:
         """Nothing of this group enters the update."""
-        group.worthless, group.counts = True, counts
+        group.no_signal, group.counts = True, counts
         for attempt in group.attempts:
             if self.ledger.state(attempt.source) is not State.DROPPED:
                 self.ledger.drop(attempt.source, reason)
@@ -365,7 +365,7 @@ class Board:
             chain.closed = True
             self._place(chain)
 
-    def _cut_to_scored(self, attempt: Attempt) -> None:
+    def _cut_to_scored(self, attempt: TrajectoryState) -> None:
         """The trajectory (OPD) goes no further: its leading scored turns count, later ones are dropped."""
         for chain in attempt.chains[attempt.first_chain :]:
             keep = chain.tokens.scored
