@@ -22,12 +22,12 @@ from pathlib import Path
 from megathunder.config import Config
 from megathunder.config.load import load_config
 from megathunder.config.machine_checks import (
-    cores_exist,
-    devices_exist,
-    ports_are_free,
-    servers_are_not_open_to_the_network,
+    check_cpu_cores,
+    check_devices,
+    check_ports,
+    check_server_exposure,
 )
-from megathunder.config.model_checks import model_folder_is_whole
+from megathunder.config.model_checks import check_model_folder
 from megathunder.errors import UserError
 from megathunder.metrics.run_folder import write_atomically
 from megathunder.rollout import ServerPool
@@ -46,9 +46,9 @@ def main(argv: list[str]) -> int:
     options, settings = parser.parse_known_args(argv)
     try:
         config = load_config(settings, prog="serve.py")
-        for law in (cores_exist, devices_exist, servers_are_not_open_to_the_network, ports_are_free):
-            law(config)
-        model_folder_is_whole(config.learner.model, "learner.model")
+        for validate in (check_cpu_cores, check_devices, check_server_exposure, check_ports):
+            validate(config)
+        check_model_folder(config.learner.model, "learner.model")
         return asyncio.run(serve(config, options.announce, options.logs))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

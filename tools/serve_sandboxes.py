@@ -21,7 +21,7 @@ from aiohttp import web
 from megathunder.config import Config
 from megathunder.config.load import load_config
 from megathunder.config.machine_checks import LOOPBACK
-from megathunder.config.sandbox_checks import containers_can_be_asked_for, the_sandbox_is_installed
+from megathunder.config.sandbox_checks import check_docker_sdk, check_sandbox_installed
 from megathunder.errors import ConfigError, UserError
 from megathunder.sandbox import SandboxPool
 from megathunder.sandbox.serving import SandboxServer
@@ -58,8 +58,8 @@ def check(config: Config, host: str) -> None:
             expected="a key where others can reach the server: whoever reaches it runs commands in its sandboxes",
             remedy="set --sandbox.api_key, or --host 127.0.0.1",
         )
-    the_sandbox_is_installed(config)
-    containers_can_be_asked_for(config)
+    check_sandbox_installed(config)
+    check_docker_sdk(config)
 
 
 async def serve(config: Config, host: str, port: int) -> int:

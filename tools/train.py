@@ -33,7 +33,7 @@ from megathunder.config.variant import Variant
 from megathunder.launch import Ranks, leave_the_word_to_rank_0, run_rank
 from megathunder.metrics.run_folder import RunFolder, resume_run, start_run
 from megathunder.objectives.build_objective import build_objective
-from megathunder.planning.budget import refuse_what_does_not_fit
+from megathunder.planning.budget import check_memory_fits
 from megathunder.planning.memory import gpu_use, host_limit_bytes
 from megathunder.planning.plan import Plan, make_plan, plan_table
 
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
             check(config)
             check_objectives(config)
             first_update = resumed_update(config, RunFolder(folder)) if config.run.resume else 0
-            refuse_what_does_not_fit(show_plan(config, ranks.world, ranks.local_world))
+            check_memory_fits(show_plan(config, ranks.world, ranks.local_world))
             resume_run(start_run(with_equal_weights(config)), first_update)
             end_on_signals(folder)
         return run_rank(with_equal_weights(config), folder)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megathunder.config import Config
-from megathunder.config.bounds import numbers_are_in_range
+from megathunder.config.bounds import check_ranges
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.load import load_config
 from megathunder.config.replay import ReplayConfig
@@ -60,7 +60,7 @@ def run_job(config: Config, *, ranks: int, settings: Sequence[str] = ()) -> RunF
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.toml"
         file.write_text(to_toml(config))
-        numbers_are_in_range(load_config(["--config", str(file), *settings]))
+        check_ranges(load_config(["--config", str(file), *settings]))
         command = [sys.executable]
         if ranks > 1:  # port 0 takes a free one, so that jobs may run side by side
             command += ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]

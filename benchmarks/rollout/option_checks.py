@@ -9,7 +9,7 @@ import argparse
 import math
 from pathlib import Path
 
-from megathunder.config.model_checks import model_folder_is_whole
+from megathunder.config.model_checks import check_model_folder
 from megathunder.errors import UserError
 
 
@@ -35,4 +35,4 @@ def lasting(seconds: float) -> None:
 
 def policy_folder(model: Path) -> None:
     """Raise ConfigError where there is no whole policy to serve."""
-    model_folder_is_whole(str(model), "--model")
+    check_model_folder(str(model), "--model")

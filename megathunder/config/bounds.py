@@ -44,7 +44,7 @@ AT_MOST = {
 }
 
 
-def numbers_are_in_range(config: Config) -> None:
+def check_ranges(config: Config) -> None:
     """Every int and float setting is finite, not negative, above 0 if in POSITIVE, and at most its AT_MOST."""
     for name, kind in settings().items():
         if kind not in (int, float):

@@ -1,32 +1,32 @@
-"""Laws on what a comparison alternates. Called by `checks.py`."""
+"""Checks of what a comparison alternates. Called by `checks.py`."""
 
 from __future__ import annotations
 
-from megathunder.config.cross_checks import groups_carry_a_signal, release_fits_the_objective, the_batch_fits_the_tasks
+from megathunder.config.cross_checks import check_batch_size, check_group_size, check_release_point
 from megathunder.config.root import Config
 from megathunder.config.variant import Variant, plain
 from megathunder.errors import ConfigError
 
 
-def compared_variants_are_legal(config: Config) -> None:
+def check_variants(config: Config) -> None:
     for name in config.run.alternate:
-        release_fits_the_objective(Variant.parse(name).apply(config))
+        check_release_point(Variant.parse(name).apply(config))
 
 
-def plain_rollouts_are_others(config: Config) -> None:
+def check_plain_rollouts(config: Config) -> None:
     """+plain_rollouts switches something off, between updates, in a run that samples."""
     variants = [Variant.parse(name) for name in config.run.alternate]
     for variant in variants:
         if variant.plain_rollouts:
-            _there_are_rollouts(config, variant)
-            _something_is_on(config, variant)
-            _nobody_samples_ahead(variants, variant)
-            _its_accumulators_are_its_own(config, variant)
-            groups_carry_a_signal(variant.apply(config))
-            the_batch_fits_the_tasks(variant.apply(config))
+            _check_no_replay(config, variant)
+            _check_something_is_on(config, variant)
+            _check_no_samples_ahead(variants, variant)
+            _check_salt_accumulators(config, variant)
+            check_group_size(variant.apply(config))
+            check_batch_size(variant.apply(config))
 
 
-def _there_are_rollouts(config: Config, variant: Variant) -> None:
+def _check_no_replay(config: Config, variant: Variant) -> None:
     if config.replay.run:
         raise ConfigError(
             f"{variant.name!r} in a replay",
@@ -35,7 +35,7 @@ def _there_are_rollouts(config: Config, variant: Variant) -> None:
         )
 
 
-def _something_is_on(config: Config, variant: Variant) -> None:
+def _check_something_is_on(config: Config, variant: Variant) -> None:
     if plain(config) == config:
         raise ConfigError(
             f"{variant.name!r} with rollout.speculation = 'off', placement.policy = 'round_robin', "
@@ -45,7 +45,7 @@ def _something_is_on(config: Config, variant: Variant) -> None:
         )
 
 
-def _nobody_samples_ahead(variants: list[Variant], variant: Variant) -> None:
+def _check_no_samples_ahead(variants: list[Variant], variant: Variant) -> None:
     ahead = next((other.name for other in variants if other.schedule == "one_step_off"), None)
     if ahead is not None:
         raise ConfigError(
@@ -55,7 +55,7 @@ def _nobody_samples_ahead(variants: list[Variant], variant: Variant) -> None:
         )
 
 
-def _its_accumulators_are_its_own(config: Config, variant: Variant) -> None:
+def _check_salt_accumulators(config: Config, variant: Variant) -> None:
     """The learner knows a trajectory that SALT reweighs by its accumulator; other uses of one would be reweighed."""
     streaming = variant.apply(config).streaming
     if config.salt.active and (streaming.content_ready or streaming.release != "trajectory"):

@@ -1,4 +1,4 @@
-"""Laws on what settings mean together: objective, schedule, data and lengths. Called by `checks.py`."""
+"""Checks of what settings mean together: objective, schedule, data and lengths. Called by `checks.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megathunder.errors import ConfigError
 LEASE_GRACE_S = 30.0  # of a sandbox beyond what runs in it: waiting for places, copies
 
 
-def groups_carry_a_signal(config: Config) -> None:
+def check_group_size(config: Config) -> None:
     if config.objective == "grpo" and config.run.group_control == "fixed" and config.run.group_size < 2:
         raise ConfigError(
             f"run.group_size = {config.run.group_size} with grpo.advantage = {config.grpo.advantage!r}",
@@ -21,7 +21,7 @@ def groups_carry_a_signal(config: Config) -> None:
         )
 
 
-def group_sizes_make_a_ladder(config: Config) -> None:
+def check_group_control(config: Config) -> None:
     sagc, first = config.sagc, config.run.group_size
     if config.run.group_control != "sagc":
         return
@@ -52,7 +52,7 @@ def group_sizes_make_a_ladder(config: Config) -> None:
         )
 
 
-def gradients_can_be_kept_apart(config: Config) -> None:
+def check_salt(config: Config) -> None:
     """SALT needs each trajectory's whole gradient, with nothing owed to others, in one rank's accumulator."""
     salt, grpo, learner = config.salt, config.grpo, config.learner
     if salt.severe_cancellation >= 1 or not 0 < salt.explained_share <= 1:
@@ -82,7 +82,7 @@ def gradients_can_be_kept_apart(config: Config) -> None:
         )
 
 
-def a_batch_of_gradients_meets(config: Config, ranks: int) -> None:
+def check_salt_batch_scope(config: Config, ranks: int) -> None:
     """Cells see each other's gradients at the barrier alone, and there only what is small."""
     salt = config.salt
     if salt.active and salt.scope == "batch" and salt.features == "exact" and ranks > 1:
@@ -93,7 +93,7 @@ def a_batch_of_gradients_meets(config: Config, ranks: int) -> None:
         )
 
 
-def ratios_have_one_correction(config: Config) -> None:
+def check_ratio_correction(config: Config) -> None:
     grpo = config.grpo
     if config.objective == "grpo" and (grpo.clip_low or grpo.clip_high) and grpo.importance_cap:
         raise ConfigError(
@@ -115,7 +115,7 @@ def ratios_have_one_correction(config: Config) -> None:
         )
 
 
-def release_fits_the_objective(config: Config) -> None:
+def check_release_point(config: Config) -> None:
     release, content_ready = config.streaming.release, config.streaming.content_ready
     if config.objective == "grpo" and release == "turn":
         raise ConfigError(
@@ -137,7 +137,7 @@ def release_fits_the_objective(config: Config) -> None:
         )
 
 
-def penalties_have_what_they_need(config: Config) -> None:
+def check_penalties(config: Config) -> None:
     grpo, rollout = config.grpo, config.rollout
     if grpo.dynamic_sampling and not grpo.max_replacements:
         raise ConfigError(
@@ -152,7 +152,7 @@ def penalties_have_what_they_need(config: Config) -> None:
             remedy=f"set grpo.overlong_buffer_tokens = {rollout.max_tokens // 4}",
         )
     if grpo.kl_coefficient and not grpo.kl_in_reward:
-        _divergence_counts_every_trajectory(config)
+        _check_kl_term(config)
     if grpo.kl_in_reward and not grpo.kl_coefficient:
         raise ConfigError(
             "grpo.kl_in_reward = true with grpo.kl_coefficient = 0",
@@ -161,7 +161,7 @@ def penalties_have_what_they_need(config: Config) -> None:
         )
 
 
-def _divergence_counts_every_trajectory(config: Config) -> None:
+def _check_kl_term(config: Config) -> None:
     """The KL term is added with a trajectory's backward pass and cannot be taken back."""
     grpo, streaming = config.grpo, config.streaming
     for seen, wrong in (
@@ -179,7 +179,7 @@ def _divergence_counts_every_trajectory(config: Config) -> None:
             )
 
 
-def a_replay_has_a_recording(config: Config) -> None:
+def check_replay(config: Config) -> None:
     run = config.replay.run
     if run and not any((Path(run) / "trajectories").glob("update_*.jsonl")):
         raise ConfigError(
@@ -195,11 +195,11 @@ def a_replay_has_a_recording(config: Config) -> None:
         )
 
 
-def tasks_are_of_known_kinds(config: Config) -> None:
+def check_task_kinds(config: Config) -> None:
     check_kinds(config.tasks)
 
 
-def the_batch_fits_the_tasks(config: Config) -> None:
+def check_batch_size(config: Config) -> None:
     need, size = config.prompts_at_most, config.tasks.size
     if need > size and not config.tasks.wrap:
         raise ConfigError(
@@ -215,7 +215,7 @@ def the_batch_fits_the_tasks(config: Config) -> None:
         )
 
 
-def sandboxes_outlive_their_trajectories(config: Config) -> None:
+def check_sandbox_lifetime(config: Config) -> None:
     """A lease ends by itself after its lifetime: never while its trajectory may still run or be graded."""
     sandbox = config.sandbox
     needed_s = config.rollout.deadline_s + sandbox.grading_budget_s + LEASE_GRACE_S
@@ -228,7 +228,7 @@ def sandboxes_outlive_their_trajectories(config: Config) -> None:
         )
 
 
-def lengths_fit_each_other(config: Config) -> None:
+def check_lengths(config: Config) -> None:
     rollout, pack = config.rollout, config.streaming.pack_tokens
     if rollout.max_new_tokens >= rollout.max_tokens:
         raise ConfigError(

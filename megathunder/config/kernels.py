@@ -19,7 +19,7 @@ ENGINE = "transformer_engine"
 INSTALL = "on a GPU machine: pip install -e .[gpu], or the Dockerfile's image"
 
 
-def layers_of(learner: LearnerConfig, *, cuda: bool) -> str:
+def choose_layers(learner: LearnerConfig, *, cuda: bool) -> str:
     """`local` or `transformer_engine`. Raises ConfigError where the settings ask for what cannot be."""
     fp8 = learner.megatron.get("fp8", "none")
     quantised = fp8.lower() != "none"
@@ -35,7 +35,7 @@ def layers_of(learner: LearnerConfig, *, cuda: bool) -> str:
     return ENGINE if wanted or (learner.layers == "auto" and cuda and find_spec(ENGINE) is not None) else "local"
 
 
-def adam_of(learner: LearnerConfig, *, cuda: bool) -> str:
+def choose_optimizer(learner: LearnerConfig, *, cuda: bool) -> str:
     """`torch`, `apex` or `transformer_engine`. Raises ConfigError where the settings name one that is not there."""
     installed = {"torch": True, "apex": _has_apex(), ENGINE: find_spec(ENGINE) is not None}
     if learner.optimizer == "auto":

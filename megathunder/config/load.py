@@ -17,7 +17,7 @@ from pathlib import Path
 import tyro
 
 from megathunder.config.root import Config
-from megathunder.config.streamable import refuse_not_affine
+from megathunder.config.streamable import reject_non_streamable
 from megathunder.config.toml import free_tables, read_config, settings
 from megathunder.errors import ConfigError
 
@@ -36,7 +36,7 @@ def load_config(argv: Sequence[str], *, prog: str = "train.py", description: str
 
     `description` opens the help text. Raises ConfigError for a bad file, SystemExit for `--help` and bad options.
     """
-    _refuse_by_name(argv)
+    _reject_by_name(argv)
     path, rest = _take_option(list(argv), "--config")
     base = read_config(Path(path).expanduser()) if path else Config()
     base, rest = _take_free_tables(base, rest)
@@ -52,13 +52,13 @@ def load_config(argv: Sequence[str], *, prog: str = "train.py", description: str
     return _with_absolute_paths(config)
 
 
-def _refuse_by_name(argv: Sequence[str]) -> None:
+def _reject_by_name(argv: Sequence[str]) -> None:
     """Options, and values of options of [grpo], that ask for what cannot be streamed."""
     option = ""
     for part in (part for word in argv for part in word.split("=", 1)):
         option = part if part.startswith("--") else option
         if part is option or option.startswith("--grpo."):
-            refuse_not_affine(part)
+            reject_non_streamable(part)
 
 
 def _take_option(argv: list[str], option: str) -> tuple[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Laws on the machine a run starts on: cores, devices, ports, folders. Called by `checks.py`."""
+"""Checks of the machine a run starts on: cores, devices, ports, folders. Called by `checks.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from megathunder.config.kernels import adam_of, layers_of
+from megathunder.config.kernels import choose_layers, choose_optimizer
 from megathunder.config.root import Config
 from megathunder.errors import ConfigError
 
@@ -31,7 +31,7 @@ PYTHON = "/usr/bin/python3"  # what sandboxes have
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 
-def the_harness_is_there(config: Config) -> None:
+def check_harness_exists(config: Config) -> None:
     """With `rollout.agent = "command"`: its program, and the scripts that its command line names."""
     rollout = config.rollout
     if rollout.agent != "command":
@@ -53,7 +53,7 @@ def the_harness_is_there(config: Config) -> None:
         )
 
 
-def the_tasks_are_there(config: Config) -> None:
+def check_task_files(config: Config) -> None:
     """Tasks from files need their files, and a Python with pytest for sandboxes, which hold /usr and pytest alone."""
     tasks = config.tasks
     if tasks.source == "math" and tasks.path and not Path(tasks.path).is_file():
@@ -79,7 +79,7 @@ def the_tasks_are_there(config: Config) -> None:
         )
 
 
-def the_router_is_installed(config: Config) -> None:
+def check_router_installed(config: Config) -> None:
     """An external router is a package of its own."""
     if config.placement.policy == "sglang_router" and find_spec("sglang_router") is None:
         raise ConfigError(
@@ -89,7 +89,7 @@ def the_router_is_installed(config: Config) -> None:
         )
 
 
-def wandb_is_installed(config: Config) -> None:
+def check_wandb_installed(config: Config) -> None:
     if config.metrics.wandb != "off" and find_spec("wandb") is None:
         raise ConfigError(
             f"metrics.wandb = {config.metrics.wandb!r}, and the package wandb is not installed",
@@ -98,7 +98,7 @@ def wandb_is_installed(config: Config) -> None:
         )
 
 
-def cores_exist(config: Config) -> None:
+def check_cpu_cores(config: Config) -> None:
     available = sorted(os.sched_getaffinity(0))
     wanted = {"rollout.cpu_cores": config.rollout.cpu_cores, "learner.cpu_cores": config.learner.cpu_cores}
     for setting, cores in wanted.items():
@@ -110,7 +110,7 @@ def cores_exist(config: Config) -> None:
             )
 
 
-def devices_exist(config: Config) -> None:
+def check_devices(config: Config) -> None:
     for setting, device in (("rollout.device", config.rollout.device), ("learner.device", config.learner.device)):
         if device not in ("cpu", "cuda", "auto"):
             raise ConfigError(f"{setting} = {device!r}", expected="cpu, cuda or auto", remedy=f"set {setting} = 'auto'")
@@ -122,15 +122,15 @@ def devices_exist(config: Config) -> None:
             )
 
 
-def kernels_are_installed(config: Config) -> None:
+def check_kernels(config: Config) -> None:
     """On this machine; every rank asks again on its own."""
     device = config.learner.device
     cuda = device == "cuda" or (device == "auto" and Path("/dev/nvidiactl").exists())
-    layers_of(config.learner, cuda=cuda)
-    adam_of(config.learner, cuda=cuda)
+    choose_layers(config.learner, cuda=cuda)
+    choose_optimizer(config.learner, cuda=cuda)
 
 
-def ports_are_free(config: Config) -> None:
+def check_ports(config: Config) -> None:
     rollout = config.rollout
     if rollout.urls or not rollout.port:
         return
@@ -148,13 +148,13 @@ def ports_are_free(config: Config) -> None:
                 ) from None
 
 
-def servers_have_addresses(config: Config) -> None:
+def check_server_urls(config: Config) -> None:
     """Those of the policy and of the teacher that already run."""
-    refuse_no_address("rollout.urls", config.rollout.urls)
-    refuse_no_address("opd.teacher_urls", config.opd.teacher_urls)
+    check_urls("rollout.urls", config.rollout.urls)
+    check_urls("opd.teacher_urls", config.opd.teacher_urls)
 
 
-def refuse_no_address(setting: str, urls: Sequence[str]) -> None:
+def check_urls(setting: str, urls: Sequence[str]) -> None:
     """Raise ConfigError, naming `setting`, at the first of `urls` that no request could be sent to."""
     for url in urls:
         try:
@@ -170,7 +170,7 @@ def refuse_no_address(setting: str, urls: Sequence[str]) -> None:
             )
 
 
-def servers_are_not_open_to_the_network(config: Config) -> None:
+def check_server_exposure(config: Config) -> None:
     rollout = config.rollout
     if not rollout.urls and rollout.host not in LOOPBACK and not rollout.api_key:
         raise ConfigError(
@@ -180,7 +180,7 @@ def servers_are_not_open_to_the_network(config: Config) -> None:
         )
 
 
-def the_gpu_is_known(config: Config) -> None:
+def check_gpu_name(config: Config) -> None:
     hardware = config.hardware
     if hardware.gpu and not hardware.gpu_memory_gib and hardware.gpu.upper() not in GPU_MEMORY_GIB:
         raise ConfigError(
@@ -190,8 +190,8 @@ def the_gpu_is_known(config: Config) -> None:
         )
 
 
-def as_many_ranks_as_meant(config: Config, ranks: int) -> None:
-    """Not a law of the settings: `ranks` is what torchrun started."""
+def check_rank_count(config: Config, ranks: int) -> None:
+    """Not among CHECKS: `ranks` is what torchrun started."""
     meant = config.hardware.learner_ranks
     if meant and meant != ranks:
         raise ConfigError(
@@ -201,7 +201,7 @@ def as_many_ranks_as_meant(config: Config, ranks: int) -> None:
         )
 
 
-def enough_servers(config: Config) -> None:
+def check_server_count(config: Config) -> None:
     servers = len(config.rollout.urls) or config.rollout.servers
     if config.publish.min_servers > servers:
         raise ConfigError(
@@ -211,7 +211,7 @@ def enough_servers(config: Config) -> None:
         )
 
 
-def changes_are_acknowledged(config: Config) -> None:
+def check_delta_checksum(config: Config) -> None:
     publish = config.publish
     if publish.transport in ("delta", "auto") and not publish.checksum:
         raise ConfigError(
@@ -221,7 +221,7 @@ def changes_are_acknowledged(config: Config) -> None:
         )
 
 
-def the_shared_folder_can_be_written(config: Config) -> None:
+def check_publish_folder(config: Config) -> None:
     """Where weights travel by file, and a folder is named."""
     publish = config.publish
     if not publish.folder or not (publish.transport == "disk" or publish.delta_through == "folder"):
@@ -236,7 +236,7 @@ def the_shared_folder_can_be_written(config: Config) -> None:
         )
 
 
-def adapters_can_be_published(config: Config) -> None:
+def check_adapter_publication(config: Config) -> None:
     publish, learner = config.publish, config.learner
     if publish.lora == "merged":
         return
@@ -255,7 +255,7 @@ def adapters_can_be_published(config: Config) -> None:
         )
 
 
-def the_run_folder_is_free(config: Config) -> None:
+def check_run_folder(config: Config) -> None:
     run = config.run
     if run.name in ("", ".", "..") or "/" in run.name:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Laws on the policy, the teacher and the parallel layout; reads configuration files only. Called by `checks.py`."""
+"""Checks of the policy, the teacher and the parallel layout; reads configuration files only. Called by `checks.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megathunder.config.root import Config
 from megathunder.errors import ConfigError
 
 
-def models_are_described_and_agree(config: Config) -> None:
+def check_models(config: Config) -> None:
     shape = read_model_shape(config.learner.model)
     if 0 < shape.max_positions < config.rollout.max_tokens:
         raise ConfigError(
@@ -30,14 +30,14 @@ def models_are_described_and_agree(config: Config) -> None:
         )
 
 
-def model_folders_are_whole(config: Config) -> None:
-    model_folder_is_whole(config.learner.model, "learner.model")
+def check_model_folders(config: Config) -> None:
+    check_model_folder(config.learner.model, "learner.model")
     if config.objective == "opd" and config.opd.teacher and not config.replay.run:
-        model_folder_is_whole(config.opd.teacher, "opd.teacher")
-        _same_vocabulary(config.learner.model, config.opd.teacher)
+        check_model_folder(config.opd.teacher, "opd.teacher")
+        _check_same_vocabulary(config.learner.model, config.opd.teacher)
 
 
-def model_folder_is_whole(folder: str, setting: str) -> None:
+def check_model_folder(folder: str, setting: str) -> None:
     """Raise ConfigError, naming `setting`, where a description, a tokenizer or weights are missing."""
     read_config_json(folder, setting)
     path = Path(folder)
@@ -51,7 +51,7 @@ def model_folder_is_whole(folder: str, setting: str) -> None:
         )
 
 
-def _same_vocabulary(student: str, teacher: str) -> None:
+def _check_same_vocabulary(student: str, teacher: str) -> None:
     files = [(Path(folder) / "tokenizer.json").read_bytes() for folder in (student, teacher)]
     if files[0] == files[1]:
         return
@@ -74,7 +74,7 @@ def _tokens(tokenizer: dict) -> dict[str, int]:
     return {**vocabulary, **{t["content"]: t["id"] for t in tokenizer.get("added_tokens", [])}}
 
 
-def layout_fits(config: Config, ranks: int) -> None:
+def check_parallel_layout(config: Config, ranks: int) -> None:
     learner, shape = config.learner, read_model_shape(config.learner.model)
     divisions = (
         ("tensor_parallel", learner.tensor_parallel, "attention heads", shape.heads),
@@ -89,7 +89,7 @@ def layout_fits(config: Config, ranks: int) -> None:
                 expected=f"a divisor of {count}",
                 remedy=f"set learner.{name} to one of {', '.join(map(str, legal))}",
             )
-    _stages_fit(learner, shape.layers)
+    _check_stages(learner, shape.layers)
     cell = learner.tensor_parallel * learner.pipeline_parallel * learner.context_parallel
     if ranks % cell:
         raise ConfigError(
@@ -106,7 +106,7 @@ def layout_fits(config: Config, ranks: int) -> None:
             expected=f"a multiple of {experts * learner.pipeline_parallel} ranks",
             remedy=f"torchrun --nproc-per-node {experts * learner.pipeline_parallel} ..., or a smaller layout",
         )
-    _shards_fit(learner, ranks, experts)
+    _check_shards(learner, ranks, experts)
     if learner.sequence_parallel and learner.tensor_parallel == 1:
         raise ConfigError(
             "learner.sequence_parallel = true with learner.tensor_parallel = 1",
@@ -115,7 +115,7 @@ def layout_fits(config: Config, ranks: int) -> None:
         )
 
 
-def _shards_fit(learner: LearnerConfig, ranks: int, experts: int) -> None:
+def _check_shards(learner: LearnerConfig, ranks: int, experts: int) -> None:
     """Accumulators are shared by whole cells: a multiple of the ranks that collectives tie together anyway."""
     shards, tensor = learner.accumulator_shards, learner.tensor_parallel
     copies = ranks // (tensor * learner.pipeline_parallel)
@@ -136,7 +136,7 @@ def _shards_fit(learner: LearnerConfig, ranks: int, experts: int) -> None:
         )
 
 
-def _stages_fit(learner: LearnerConfig, layers: int) -> None:
+def _check_stages(learner: LearnerConfig, layers: int) -> None:
     """Stages may differ by their layers; the chunks of a virtual pipeline may not."""
     if layers < learner.pipeline_parallel:
         raise ConfigError(

@@ -28,7 +28,7 @@ SGLANG = {"srt/server_args.py": "ServerArgs", "srt/arg_groups/fields/*.py": ""}
 """Files of the package, and whose fields count there; empty: those of every class."""
 
 
-def passed_names_exist(config: Config) -> None:
+def check_passed_names(config: Config) -> None:
     classes = "TransformerConfig, OptimizerConfig or DistributedDataParallelConfig"
     if config.learner.megatron:
         _check("learner.megatron", config.learner.megatron, classes, known_names("megatron", MEGATRON))

@@ -1,4 +1,4 @@
-"""Laws on sandboxes: what isolates is installed, and the daemon or the servers that are asked for answer.
+"""Checks of sandboxes: what isolates is installed, and the daemon or the servers that are asked for answer.
 
 Whether they isolate is measured when the run starts (sandbox/). That there is anything to ask is asked here, with one
 question each: before a run folder is made, and before servers and learner take their time to start. Called by
@@ -13,7 +13,7 @@ import socket
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
-from megathunder.config.machine_checks import LOOPBACK, refuse_no_address
+from megathunder.config.machine_checks import LOOPBACK, check_urls
 from megathunder.config.root import Config
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import ConfigError, IsolationError
@@ -22,7 +22,7 @@ ANSWER_S = 5.0
 PORTS = {"http": 80, "https": 443}
 
 
-def the_sandbox_is_installed(config: Config) -> None:
+def check_sandbox_installed(config: Config) -> None:
     if config.sandbox.backend == "bubblewrap" and shutil.which("bwrap") is None:
         raise ConfigError(
             "sandbox.backend = 'bubblewrap', and no `bwrap` on PATH",
@@ -31,7 +31,7 @@ def the_sandbox_is_installed(config: Config) -> None:
         )
 
 
-def containers_can_be_asked_for(config: Config) -> None:
+def check_docker_sdk(config: Config) -> None:
     """Settings of the two backends."""
     sandbox = config.sandbox
     if sandbox.backend == "docker":
@@ -54,7 +54,7 @@ def containers_can_be_asked_for(config: Config) -> None:
                 expected="addresses of sandbox servers",
                 remedy="start tools/serve_sandboxes.py where sandboxes should run, and set sandbox.urls",
             )
-        refuse_no_address("sandbox.urls", sandbox.urls)
+        check_urls("sandbox.urls", sandbox.urls)
         exposed = [url for url in sandbox.urls if urlsplit(url).hostname not in LOOPBACK]
         if exposed and not sandbox.api_key:
             raise ConfigError(
@@ -64,7 +64,7 @@ def containers_can_be_asked_for(config: Config) -> None:
             )
 
 
-def the_sandboxes_answer(config: Config) -> None:
+def check_sandbox_servers(config: Config) -> None:
     """The daemon, or every server of `sandbox.urls`."""
     sandbox = config.sandbox
     if sandbox.backend == "docker":
@@ -115,4 +115,4 @@ def ask_daemon(sandbox: SandboxConfig) -> None:
         ) from None
 
 
-ALL = (the_sandbox_is_installed, containers_can_be_asked_for, the_sandboxes_answer)
+ALL = (check_sandbox_installed, check_docker_sdk, check_sandbox_servers)

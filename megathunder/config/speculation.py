@@ -26,4 +26,4 @@ class SpeculationConfig:
     high_load_requests: float = 24.0
     """Requests a server at which, coming from low load, speculation is switched off."""
     load_every_s: float = 0.5
-    """How often the load is asked for; a switch takes two answers in a row."""
+    """How often the load is measured; a switch takes two equal measurements in a row."""

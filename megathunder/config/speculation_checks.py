@@ -1,4 +1,4 @@
-"""Laws on suffix speculation: its limits, SGLang's settings beside it, the installation. Called by `checks.py`."""
+"""Checks of suffix speculation: its limits, SGLang's settings beside it, the installation. Called by `checks.py`."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ ONLY = {
 """SGLang's settings with which drafts work: one rank decides and verifies, its cache has pages of one token."""
 
 
-def drafts_fit_the_servers(config: Config) -> None:
+def check_speculation(config: Config) -> None:
     if config.drafting is not None:
-        _limits_fit(config.drafting, config.rollout.max_running_requests)
-        _sglang_settings_fit(config.rollout.sglang)
+        _check_limits(config.drafting, config.rollout.max_running_requests)
+        _check_sglang_settings(config.rollout.sglang)
 
 
-def the_plug_in_is_installed(config: Config) -> None:
+def check_speculation_plugin(config: Config) -> None:
     """Where this run starts the servers."""
     if config.drafting is not None and not config.rollout.urls:
-        _is_installed(config.drafting)
+        _check_installed(config.drafting)
 
 
-def _limits_fit(settings: SpeculationConfig, places: int) -> None:
+def _check_limits(settings: SpeculationConfig, places: int) -> None:
     if settings.low_load_requests >= settings.high_load_requests:
         raise ConfigError(
             f"speculation.low_load_requests = {settings.low_load_requests:g}, "
@@ -50,7 +50,7 @@ def _limits_fit(settings: SpeculationConfig, places: int) -> None:
         )
 
 
-def _sglang_settings_fit(sglang: dict[str, str]) -> None:
+def _check_sglang_settings(sglang: dict[str, str]) -> None:
     for name, only in ONLY.items():
         if sglang.get(name, only) != only:
             raise ConfigError(
@@ -60,7 +60,7 @@ def _sglang_settings_fit(sglang: dict[str, str]) -> None:
             )
 
 
-def _is_installed(settings: SpeculationConfig) -> None:
+def _check_installed(settings: SpeculationConfig) -> None:
     if PLUGIN not in {entry.name for entry in entry_points(group="sglang.srt.plugins")}:
         raise ConfigError(
             f"rollout.speculation = 'suffix', and SGLang would not find the plug-in {PLUGIN}",

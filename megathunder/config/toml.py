@@ -18,7 +18,7 @@ import msgspec
 import tomli_w
 
 from megathunder.config.root import Config
-from megathunder.config.streamable import refuse_not_affine
+from megathunder.config.streamable import reject_non_streamable
 from megathunder.errors import ConfigError
 
 Table = dict[str, object]
@@ -35,7 +35,7 @@ def read_config(path: Path) -> Config:
     try:
         table = tomllib.loads(path.read_text())
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: {error}", expected="valid TOML", remedy="mend the line named above") from None
+        raise ConfigError(f"{path}: {error}", expected="valid TOML", remedy="correct the line named above") from None
     return from_table(table, str(path))
 
 
@@ -96,7 +96,7 @@ def _unknown_keys(table: Table, kind: type, prefix: str = "") -> Iterator[tuple[
 
 
 def _unknown_key(dotted: str, legal: list[str], origin: str) -> ConfigError:
-    refuse_not_affine(dotted)
+    reject_non_streamable(dotted)
     section, _, key = dotted.rpartition(".")
     where = f"[{section}]" if section else "the top level"
     near = difflib.get_close_matches(key, legal, 1, 0.6)
@@ -118,7 +118,7 @@ def _wrong_type(error: msgspec.ValidationError, table: Table, origin: str) -> Co
     for key in dotted.split("."):
         value = value.get(key, value) if isinstance(value, dict) else value
     hint = settings().get(dotted)
-    refuse_not_affine(str(value))
+    reject_non_streamable(str(value))
     if typing.get_origin(hint) is typing.Literal:
         legal = [str(choice) for choice in typing.get_args(hint)]
         near = difflib.get_close_matches(str(value), legal, 1, 0.5)

@@ -77,7 +77,7 @@ class Variant:
 
 
 def plain(config: Config) -> Config:
-    """`config` with nothing that quickens rollouts or chooses and reweighs groups. Equal to `config` where it has
+    """`config` with nothing that speeds up rollouts or selects and reweights groups. Equal to `config` where it has
     nothing of that."""
     return dataclasses.replace(
         config,

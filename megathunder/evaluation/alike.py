@@ -21,7 +21,7 @@ from megathunder.evaluation.attempts import LIMITS
 from megathunder.evaluation.cadence import Evaluation
 from megathunder.tasks import Task
 
-OF_SAMPLING = ("rollout.temperature", *(f"rollout.{name}" for name in LIMITS))
+SAMPLING_CHECKS = ("rollout.temperature", *(f"rollout.{name}" for name in LIMITS))
 OF_TASKS = ("tasks.source", "tasks.path", "tasks.kinds", "tasks.heldout", "tasks.latency_scale", "tasks.max_turns")
 
 
@@ -60,7 +60,7 @@ def refuse_unlike(scores: Sequence[Scored], *, remedy: str) -> None:
         first, same = scores[0], scores[0].tasks == other.tasks
         settings = [
             f"{name} = {before!r} and {after!r}"
-            for name in (OF_SAMPLING if same else OF_TASKS + OF_SAMPLING)
+            for name in (SAMPLING_CHECKS if same else OF_TASKS + SAMPLING_CHECKS)
             if (before := _setting(first.config, name)) != (after := _setting(other.config, name))
         ]
         if same and not settings:

@@ -24,7 +24,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from torch import Tensor
 
-from megathunder.config.kernels import adam_of
+from megathunder.config.kernels import choose_optimizer
 from megathunder.config.learner import LearnerConfig
 from megathunder.errors import MegathunderError
 from megathunder.learner.accumulators.layout import GradientLayout
@@ -56,7 +56,7 @@ def wrap(bundle: ModelBundle, config: LearnerConfig) -> list[DistributedDataPara
 
 def build_optimizer(chunks: list[DistributedDataParallel], config: LearnerConfig) -> MegatronOptimizer:
     """Megatron's AdamW (sharded over data-parallel ranks with `distributed_optimizer`), on `config.optimizer`'s."""
-    _choose_adam(adam_of(config, cuda=next(chunks[0].parameters()).is_cuda))
+    _choose_adam(choose_optimizer(config, cuda=next(chunks[0].parameters()).is_cuda))
     dtype = DTYPES[config.dtype]
     settings = {
         "optimizer": "adam",

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from megathunder.config.streamable import NORMALISATIONS, refuse_not_affine
+from megathunder.config.streamable import NORMALISATIONS, reject_non_streamable
 from megathunder.errors import ConfigError, UserError
 
 
@@ -92,7 +92,7 @@ def check_normalisation(normalisation: str, group_size: int) -> None:
 
 
 def _unknown(normalisation: str) -> ConfigError:
-    refuse_not_affine(normalisation)
+    reject_non_streamable(normalisation)
     return ConfigError(
         f"grpo.advantage = {normalisation!r}",
         expected=f"one of {', '.join(NORMALISATIONS)}",

@@ -1,4 +1,4 @@
-"""Refuses, before anything starts, a run whose accumulators do not fit: `refuse_what_does_not_fit(plan)`.
+"""Refuses, before anything starts, a run whose accumulators do not fit: `check_memory_fits(plan)`.
 
 Compared are the sums of the plan without its estimates (activations and logits), with the servers' weights and cache
 where they share a host, so that nothing is refused that could run.
@@ -24,7 +24,7 @@ LORA_RANK = 16  # of the remedy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class MemoryPool:
     """Memory that `ranks` learner ranks share: what they need without accumulators, each one's accumulators, and the
     limit, in bytes."""
 
@@ -44,46 +44,46 @@ class Place:
         return max(self.limit - self.others, 0) // self.ranks
 
 
-def refuse_what_does_not_fit(plan: Plan) -> None:
+def check_memory_fits(plan: Plan) -> None:
     """Raise ConfigError that names the bytes needed, the limit, and what would fit."""
-    for place in places(plan):
-        if not place.limit or place.need <= place.limit or not place.accumulators:
+    for pool in memory_pools(plan):
+        if not pool.limit or pool.need <= pool.limit or not pool.accumulators:
             continue
         held = sum(accumulators_held(plan.config))
-        shared = f" of {place.ranks} ranks" if place.ranks > 1 else ""
+        shared = f" of {pool.ranks} ranks" if pool.ranks > 1 else ""
         raise ConfigError(
-            f"{held} accumulators take {in_bytes(place.accumulators)} a learner rank; with "
-            f"{in_bytes(place.others)} of weights, optimizer and what else lies there that is {in_bytes(place.need)}"
-            f"{shared} in {place.name}, which has {in_bytes(place.limit)}",
-            expected=f"accumulators of at most {in_bytes(place.room)} a rank",
-            remedy="; or ".join(remedies(plan, place)),
+            f"{held} accumulators take {in_bytes(pool.accumulators)} a learner rank; with "
+            f"{in_bytes(pool.others)} of weights, optimizer and what else lies there that is {in_bytes(pool.need)}"
+            f"{shared} in {pool.name}, which has {in_bytes(pool.limit)}",
+            expected=f"accumulators of at most {in_bytes(pool.room)} a rank",
+            remedy="; or ".join(remedies(plan, pool)),
         )
 
 
-def places(plan: Plan) -> list[Place]:
+def memory_pools(plan: Plan) -> list[MemoryPool]:
     """Where accumulators lie, most confined first."""
     memory = plan.memory
     fixed = memory.device - memory.activations - memory.logits  # without the estimates
     if memory.accumulators_on_host:
         ranks, others = plan.ranks_of_a_machine, memory.host - memory.accumulators
         limit = plan.node_limit_bytes
-        return [_place("the host memory of one machine", ranks, others * ranks, memory.accumulators, limit)]
+        return [_pool("the host memory of one machine", ranks, others * ranks, memory.accumulators, limit)]
     fixed -= memory.accumulators
     if plan.on_gpu:
-        return [_place("one learner GPU", 1, fixed, memory.accumulators, plan.device_limit_bytes)]
+        return [_pool("one learner GPU", 1, fixed, memory.accumulators, plan.device_limit_bytes)]
     elsewhere = plan.config.rollout.urls or plan.config.replay.run
     servers = 0 if elsewhere else memory.server * plan.config.rollout.servers
     others = fixed * plan.ranks_here + servers
-    return [_place("this host", plan.ranks_here, others, memory.accumulators, plan.host_limit_bytes)]
+    return [_pool("this host", plan.ranks_here, others, memory.accumulators, plan.host_limit_bytes)]
 
 
-def remedies(plan: Plan, place: Place) -> Iterator[str]:
+def remedies(plan: Plan, pool: MemoryPool) -> Iterator[str]:
     """What would make it fit, cheapest first; at least one."""
     config, memory = plan.config, plan.memory
     streaming, learner = config.streaming, config.learner
     groups, own = accumulators_held(config)
     each = memory.accumulators // (groups + own)
-    fitting = int(place.room // each - own) // accumulators_of_a_group(config) if groups else 0
+    fitting = int(pool.room // each - own) // accumulators_of_a_group(config) if groups else 0
     if fitting >= 1:
         yield f"set streaming.max_open_groups = {fitting}"
     if own:
@@ -106,5 +106,5 @@ def remedies(plan: Plan, place: Place) -> Iterator[str]:
         yield "set schedule = 'sync' (no accumulators, no overlap)"
 
 
-def _place(name: str, ranks: int, others: int, accumulators: int, limit: int) -> Place:
-    return Place(name=name, ranks=ranks, others=others, accumulators=accumulators, limit=limit)
+def _pool(name: str, ranks: int, others: int, accumulators: int, limit: int) -> MemoryPool:
+    return MemoryPool(name=name, ranks=ranks, others=others, accumulators=accumulators, limit=limit)

@@ -176,7 +176,7 @@ def sharded(trained: Parameters, learner: LearnerConfig) -> int:
 
 
 def make_memory(config: Config, shape: ModelShape, *, ranks: int, on_gpu: bool) -> Memory:
-    """Reckon the bytes; `on_gpu`: the learner and the servers compute on GPUs."""
+    """Compute the bytes; `on_gpu`: the learner and the servers compute on GPUs."""
     learner = config.learner
     size, trained = SIZES[learner.dtype], trained_parameters(shape, learner)
     held = rank_parameters(shape, learner).total + (trained.total if learner.lora_rank else 0)

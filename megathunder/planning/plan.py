@@ -113,7 +113,7 @@ def make_plan(
     host_limit_bytes: int = 0,
     gpu_bytes: int = 0,
 ) -> Plan:
-    """Reckon the plan. `host_limit_bytes`: memory of this host; `gpu_bytes`: of its GPU, 0 where it has none;
+    """Compute the plan. `host_limit_bytes`: memory of this host; `gpu_bytes`: of its GPU, 0 where it has none;
     `ranks_here`: of the `ranks`, those on this machine (0: all)."""
     hardware = config.hardware
     named = hardware.gpu_memory_gib or GPU_MEMORY_GIB.get(hardware.gpu.upper(), 0.0)

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megathunder.config import Config, sandbox_checks
-from megathunder.config.bounds import numbers_are_in_range
-from megathunder.config.machine_checks import ports_are_free, servers_have_addresses, the_tasks_are_there
-from megathunder.config.model_checks import model_folder_is_whole
+from megathunder.config.bounds import check_ranges
+from megathunder.config.machine_checks import check_ports, check_server_urls, check_task_files
+from megathunder.config.model_checks import check_model_folder
 from megathunder.errors import ConfigError
 from megathunder.evaluation import AttemptLog, Score, score
 from megathunder.evaluation.session import missing, open_session, plan_of
 from megathunder.tasks import Task, heldout_tasks
 
 GENERATED = ("shell", "math")
-LAWS = (numbers_are_in_range, servers_have_addresses, *sandbox_checks.ALL, the_tasks_are_there, ports_are_free)
+CHECKS = (check_ranges, check_server_urls, *sandbox_checks.ALL, check_task_files, check_ports)
 LEAST_SAMPLING = 1e-3  # below this temperature attempts are copies of each other
 
 
@@ -29,8 +29,8 @@ def prepared(config: Config, options: argparse.Namespace) -> Config:
     """`config` with the tasks that --tasks names, checked."""
     config = with_tasks(config, options.tasks)
     check_independence(config, options.attempts)
-    for law in LAWS:
-        law(config)
+    for validate in CHECKS:
+        validate(config)
     return config
 
 
@@ -67,7 +67,7 @@ def policy_folder(checkpoint: Path) -> Path:
     """The model folder of a checkpoint."""
     for folder in (checkpoint, checkpoint / "policy"):
         if (folder / "config.json").is_file():
-            model_folder_is_whole(str(folder), "--checkpoint")
+            check_model_folder(str(folder), "--checkpoint")
             return folder.absolute()
     raise ConfigError(
         f"--checkpoint {checkpoint} holds neither config.json nor policy/config.json",

@@ -19,7 +19,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from megathunder.config.kernels import layers_of
+from megathunder.config.kernels import choose_layers
 from megathunder.config.learner import LearnerConfig
 from megathunder.errors import ConfigError
 from megathunder.learner.model.adapter_files import load_adapter
@@ -47,7 +47,7 @@ def build_model(
     folder = Path(folder or config.model)
     hf = read_config(folder)
     family = family_of(hf)
-    layers = layers_of(config, cuda=layout.device.type == "cuda")
+    layers = choose_layers(config, cuda=layout.device.type == "cuda")
     check_layers(config, layers)
     transformer_config = transformer_config_of(hf, family, config)
     _check_divides(transformer_config, layout)

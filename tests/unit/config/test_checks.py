@@ -1,4 +1,4 @@
-"""Each law across rooms refuses what breaks it and says how to mend it; the legal configuration passes quickly."""
+"""Each check across sections refuses what breaks it and says how to fix it; the legal configuration passes quickly."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megathunder.config import kernels
-from megathunder.config.kernels import adam_of, layers_of
+from megathunder.config.kernels import choose_layers, choose_optimizer
 from megathunder.config.learner import LearnerConfig
 from megathunder.errors import ConfigError
 
@@ -47,7 +47,7 @@ def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 )
 def test_layers_are_those_asked_for_or_found(install, settings: dict, cuda: bool, installed: list, layers: str) -> None:
     install(*installed)
-    assert layers_of(LearnerConfig(**settings), cuda=cuda) == layers
+    assert choose_layers(LearnerConfig(**settings), cuda=cuda) == layers
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_layers_that_cannot_be_are_refused(
 ) -> None:
     install(*installed)
     with pytest.raises(ConfigError, match=complaint):
-        layers_of(LearnerConfig(**settings), cuda=cuda)
+        choose_layers(LearnerConfig(**settings), cuda=cuda)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_layers_that_cannot_be_are_refused(
 )
 def test_the_optimizer_is_the_one_asked_for_or_found(install, asked: str, cuda: bool, installed: list, adam) -> None:
     install(*installed)
-    assert adam_of(LearnerConfig(optimizer=asked), cuda=cuda) == adam
+    assert choose_optimizer(LearnerConfig(optimizer=asked), cuda=cuda) == adam
 
 
 @pytest.mark.parametrize(
@@ -91,4 +91,4 @@ def test_the_optimizer_is_the_one_asked_for_or_found(install, asked: str, cuda: 
 def test_an_optimizer_that_is_not_there_is_refused(install, asked: str, cuda: bool, installed: list) -> None:
     install(*installed)
     with pytest.raises(ConfigError, match=rf"learner.optimizer = '{asked}'(.|\n)*PyPI's apex is another project"):
-        adam_of(LearnerConfig(optimizer=asked), cuda=cuda)
+        choose_optimizer(LearnerConfig(optimizer=asked), cuda=cuda)

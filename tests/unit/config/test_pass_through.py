@@ -9,7 +9,7 @@ import pytest
 
 from megathunder.config import Config
 from megathunder.config.load import load_config
-from megathunder.config.pass_through import MEGATRON, known_names, passed_names_exist
+from megathunder.config.pass_through import MEGATRON, check_passed_names, known_names
 from megathunder.errors import ConfigError
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -39,14 +39,14 @@ def test_every_field_of_megatrons_classes_is_known() -> None:
 )
 def test_an_unknown_name_is_refused_with_the_nearest(section: str, key: str, name: str, nearest: str) -> None:
     with pytest.raises(ConfigError, match=rf"{section}\.{key}\.{name} is no field(.|\n)*did you mean {nearest}\?"):
-        passed_names_exist(with_table(section, key, {name: "1"}))
+        check_passed_names(with_table(section, key, {name: "1"}))
 
 
 @pytest.mark.parametrize("name", ["tp_size", "tensor-parallel-size", "enable_metrics", "mem_fraction_static"])
 def test_names_of_the_engines_command_line_are_known(name: str) -> None:
-    passed_names_exist(with_table("rollout", "sglang", {name: "1"}))
+    check_passed_names(with_table("rollout", "sglang", {name: "1"}))
 
 
 def test_examples_use_known_names() -> None:
     for file in sorted(EXAMPLES.glob("*.toml")):
-        passed_names_exist(load_config(["--config", str(file)]))
+        check_passed_names(load_config(["--config", str(file)]))

@@ -150,7 +150,7 @@ def test_runs_whose_settings_give_other_tasks_are_refused_before_a_server_is_sta
     daemon = ("--sandbox.backend", "docker", "--sandbox.docker-host", f"unix://{tmp_path}/none.sock")
     single = ("--checkpoint", STUDENT, "--tasks", "shell", "--json", tmp_path / "one.json")
     assert "no Docker daemon" in refused(capsys, *single, *daemon)
-    monkeypatch.setattr("evaluating.arguments.LAWS", ())
+    monkeypatch.setattr("evaluating.arguments.CHECKS", ())
     folders = [
         made_folder(
             tmp_path / name, "sync", [2, 3], 0.2, learner__model=str(STUDENT), tasks__kinds=(kind,), tasks__heldout=5
@@ -173,7 +173,7 @@ def test_an_interrupted_evaluation_says_where_its_attempts_are(tmp_path, capsys,
         await asyncio.sleep(30)
 
     monkeypatch.setattr(evaluate, "scores", interrupted)
-    monkeypatch.setattr("evaluating.arguments.LAWS", ())
+    monkeypatch.setattr("evaluating.arguments.CHECKS", ())
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored behind a shell's &
     try:
         assert evaluate.main(["--checkpoint", str(STUDENT), "--json", str(tmp_path / "one.json")]) == 130

@@ -11,7 +11,7 @@ import pytest
 from megathunder.config import Config
 from megathunder.config.model_shape import ModelShape
 from megathunder.errors import ConfigError
-from megathunder.planning.budget import refuse_what_does_not_fit
+from megathunder.planning.budget import check_memory_fits
 from megathunder.planning.footprint import accumulators_held
 from megathunder.planning.memory import host_limit_bytes
 from megathunder.planning.plan import Plan, make_plan, plan_lines
@@ -45,9 +45,9 @@ def test_one_byte_too_little_is_refused_with_the_numbers(where: str) -> None:
     need = {"host": exact_bytes(planned()), "gpu": exact_bytes(planned(**settings)),
             "host of a gpu": on_host}[where]  # fmt: skip
     limit = {"gpu": "gpu_bytes"}.get(where, "host_limit_bytes")
-    refuse_what_does_not_fit(planned(limits={limit: need}, **settings))
+    check_memory_fits(planned(limits={limit: need}, **settings))
     with pytest.raises(ConfigError) as refused:
-        refuse_what_does_not_fit(planned(limits={limit: need - 1}, **settings))
+        check_memory_fits(planned(limits={limit: need - 1}, **settings))
     said = refused.value
     assert "16 accumulators take" in said.seen and "max_open_groups = 7" in said.remedy
     assert {"host": "this host", "gpu": "one learner GPU", "host of a gpu": "host memory of one"}[where] in said.seen
@@ -58,11 +58,11 @@ def test_one_byte_too_little_is_refused_with_the_numbers(where: str) -> None:
 def test_the_open_groups_that_the_remedy_names_fit_and_one_more_does_not() -> None:
     limit = {"host_limit_bytes": exact_bytes(planned()) - 5 * planned().memory.gradient}
     with pytest.raises(ConfigError) as refused:
-        refuse_what_does_not_fit(planned(limits=limit))
+        check_memory_fits(planned(limits=limit))
     groups = int(re.search(r"max_open_groups = (\d+)", refused.value.remedy)[1])
-    refuse_what_does_not_fit(planned(limits=limit, streaming__max_open_groups=groups))
+    check_memory_fits(planned(limits=limit, streaming__max_open_groups=groups))
     with pytest.raises(ConfigError):
-        refuse_what_does_not_fit(planned(limits=limit, streaming__max_open_groups=groups + 1))
+        check_memory_fits(planned(limits=limit, streaming__max_open_groups=groups + 1))
 
 
 def test_the_limit_may_be_a_setting_and_the_run_does_not_begin(
@@ -79,7 +79,7 @@ def test_the_limit_may_be_a_setting_and_the_run_does_not_begin(
 
 def test_work_without_accumulators_is_never_refused_for_them() -> None:
     for settings in ({"schedule": "sync"}, {"objective": "opd"}, {"schedule": "periodic_async"}):
-        refuse_what_does_not_fit(planned(limits={"host_limit_bytes": 1}, **settings))
+        check_memory_fits(planned(limits={"host_limit_bytes": 1}, **settings))
 
 
 @pytest.mark.parametrize(
@@ -140,9 +140,9 @@ def test_the_host_limit_is_that_of_the_tightest_control_group(tmp_path: Path, li
 def test_salt_is_refused_with_the_bytes_of_an_accumulator_a_trajectory() -> None:
     settings = {"salt__amplification": 1.0, "schedule": "sync"}
     need = exact_bytes(planned(**settings))
-    refuse_what_does_not_fit(planned(limits={"host_limit_bytes": need}, **settings))
+    check_memory_fits(planned(limits={"host_limit_bytes": need}, **settings))
     with pytest.raises(ConfigError) as refused:
-        refuse_what_does_not_fit(planned(limits={"host_limit_bytes": need - 1}, **settings))
+        check_memory_fits(planned(limits={"host_limit_bytes": need - 1}, **settings))
     assert "64 accumulators take" in refused.value.seen, "8 groups of 8, under every schedule"
     assert "salt.amplification = 0" in refused.value.remedy and "schedule = 'sync'" not in refused.value.remedy
-    refuse_what_does_not_fit(planned(limits={"host_limit_bytes": need - 1}, schedule="sync"))
+    check_memory_fits(planned(limits={"host_limit_bytes": need - 1}, schedule="sync"))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles.advantages import advantages
 
-from megathunder.config.streamable import NORMALISATIONS, NOT_AFFINE
+from megathunder.config.streamable import NORMALISATIONS, NOT_STREAMABLE
 from megathunder.errors import ConfigError, UserError
 from megathunder.objectives.advantage import (
     GroupStatistics,
@@ -60,7 +60,7 @@ def test_group_of_one_is_a_configuration_error(normalisation: str) -> None:
     check_normalisation("none", 1)
 
 
-@pytest.mark.parametrize("name", sorted(NOT_AFFINE))
+@pytest.mark.parametrize("name", sorted(NOT_STREAMABLE))
 def test_what_is_not_affine_is_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){name}.*affine"):
         check_normalisation(name, 8)
