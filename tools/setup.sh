@@ -87,7 +87,8 @@ if [ "$(cat .venv/.stamp 2>/dev/null)" != "$stamp $PWD" ]; then
         fail "$python -m venv .venv failed: $(tail -1 "$LOG")" "the venv module" "apt-get install python3.11-venv"
     . .venv/bin/activate
     install -r requirements/torch.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"}
-    install -r requirements/torch.txt -r requirements/base.txt -r requirements/engine.txt -r requirements/test.txt
+    install -r requirements/torch.txt -r requirements/base.txt -r requirements/engine.txt -r requirements/test.txt \
+        -r requirements/docs.txt
     install --no-deps -r requirements/engines.txt -r requirements/agents.txt -r requirements/docker.txt
     install --no-deps --no-build-isolation -e .
     echo "$stamp $PWD" >.venv/.stamp
