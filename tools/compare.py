@@ -6,8 +6,7 @@
 
 Blocks of updates run under each schedule in turn (A A | B B | B B | A A ...): same prompts, sampling seeds and weights
 (or the same recorded trajectories), so all see the same work. The first update of a block is a warm-up and left out.
-A schedule may name a release: thundersync/turn_forward, thundersync+content_ready, thundersync+no_verifier; and
-thundersync+plain_rollouts samples the same prompts without drafts, placement, SAGC and SALT (live).
+A schedule may name a release: thundersync/turn_forward, thundersync+content_ready, thundersync+no_verifier.
 Written: OUT (every number, the trace-predicted speed-up beside the measured one), a figure of all schedules beside it.
 Further arguments are settings of the run, e.g. --rollout.max_concurrent 8.
 On SIGTERM or Ctrl-C the rounds that every schedule has ended are written and shown; a comparison cannot be resumed.
@@ -161,6 +160,12 @@ def comparison_config(arguments: Arguments, names: tuple[str, ...]) -> Config:
         )
     if arguments.mode == "live":
         config = read_config(given)
+        if config.rollout.speculation != "off":
+            raise UserError(
+                f"{given} with rollout.speculation = {config.rollout.speculation!r}",
+                expected="servers that do not draft: a schedule would draft from those before it",
+                remedy="compare with rollout.speculation = 'off'; run each schedule by itself to measure drafts",
+            )
     else:
         replay = ReplayConfig(
             updates=arguments.updates,
@@ -203,7 +208,7 @@ def predicted(comparison: Comparison, folder: RunFolder) -> Comparison:
     """Speed-ups simulated from sync: release times of its measured updates, costs of its items, which have the machine
     to themselves; what rollout and learner cost each other at once is that of the warm-up updates."""
     variants = [Variant.parse(name) for name in comparison.measured]
-    names = [v.name for v in variants if not v.without_verifier and not v.plain_rollouts]
+    names = [v.name for v in variants if not v.without_verifier]
     whole = folder.read_config().streaming.release == "trajectory"
     if comparison.base != BASE or len(names) < len(comparison.measured) or not whole:
         return comparison  # the others' work is not what sync recorded

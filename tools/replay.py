@@ -100,8 +100,8 @@ def main(argv: list[str]) -> int:
     """Replay, compare, report; the exit status."""
     arguments, rest = tyro.cli(Arguments, args=argv, return_unknown_args=True, description=__doc__)
     try:
-        variant = replayable(variant_name(arguments))
-        names = (replayable(arguments.check_against).name, variant.name) if arguments.check_against else ()
+        variant = Variant.parse(variant_name(arguments))
+        names = (Variant.parse(arguments.check_against).name, variant.name) if arguments.check_against else ()
         config = replayed(arguments)
         if arguments.json:
             output_file(arguments.json)
@@ -143,18 +143,6 @@ def variant_name(arguments: Arguments) -> str:
     """`thundersync/turn_forward+content_ready` from the separate options."""
     release = f"/{arguments.release}" if arguments.release else ""
     return f"{arguments.schedule}{release}{'+content_ready' if arguments.content_ready else ''}"
-
-
-def replayable(name: str) -> Variant:
-    """The variant called `name`; UserError for one that differs in what is recorded."""
-    variant = Variant.parse(name)
-    if variant.plain_rollouts:
-        raise UserError(
-            f"{name!r} in a replay",
-            expected="a schedule: trajectories and groups are those of the recording",
-            remedy=f"write {variant.with_own_rollouts!r}, or compare live with tools/compare.py",
-        )
-    return variant
 
 
 def replayed(arguments: Arguments) -> Config:

@@ -6,8 +6,7 @@
                       rollout and learner cost each other at once
     verifier hidden   1 - (T - T0) / verifier_s, T0 the wall of the variant without the verifier
     gradient diff     per batch: max |g - g_sync| by max |g_sync|, of the worst kind of parameter, before the clip; of
-                      schedules that have the trajectories of sync, and of batches whose gradient is not 0 under both
-    plain rollouts    `plain.py`
+                      batches whose gradient is not 0 under both
 
 Called by tools/compare.py. Refuses a run in which a schedule has no measured update.
 """
@@ -20,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.comparison import plain
 from benchmarks.comparison.differences import Differences, differences
 from megathunder.config.variant import Variant
 from megathunder.errors import UserError
@@ -113,7 +111,6 @@ class Comparison:
         for name, rows in self.measured.items():
             entry: dict[str, object] = {field: summary([getattr(r, field) for r in rows]) for field in TIMES + OTHERS}
             entry["policy_lag_max"] = max(row.policy_lag_max for row in rows)
-            entry |= {field: summary([measure(r) for r in rows]) for field, measure in plain.MEASURES.items()}
             entry["tail_share"] = summary([row.tail_s / row.step_wall_s for row in rows])
             entry["update_max_rel_diff_vs_sync"] = self.differences.get(name)
             schedules[name] = entry
@@ -127,10 +124,6 @@ class Comparison:
             "interference_factors": self.interference,
             "prediction_error": self.prediction_errors,
             f"tail_ratio_vs_{self.base}": {name: summary(values) for name, values in self.tail_ratios.items()},
-            "plain_by_own_rollouts": {
-                name: {measure: summary(values) for measure, values in found.items()}
-                for name, found in plain.ratios(self.measured).items()
-            },
             "verifier_s": self.verifier_s,
             "verifier_hidden": {name: summary(values) for name, values in self.verifier_hidden.items()},
             "warmup_updates_a_block": self.warmup,
@@ -176,7 +169,6 @@ class Comparison:
                 yield f"{name}: tail {statistics.median(ratios):.3f} of that of {self.base}"
         for name, shares in self.verifier_hidden.items():
             yield f"{name}: hides {statistics.median(shares):.0%} of a verifier of {self.verifier_s:g} s"
-        yield from plain.remarks(self.measured)
 
 
 def summary(values: Sequence[float | None]) -> dict[str, object]:
@@ -199,10 +191,8 @@ def compare(folder: RunFolder, schedules: Sequence[str], *, warmup: int, block: 
     rounds = min(map(len, measured.values()))
     measured = {name: found[:rounds] for name, found in measured.items()}
     base = BASE if BASE in measured else schedules[0]
-    plain_base = Variant.parse(base).plain_rollouts
-    alike = [name for name in schedules if Variant.parse(name).plain_rollouts == plain_base]
-    files = {name: [_gradient(folder, row.update) for row in measured[name]] for name in alike}
-    pairs = {name: _compared(files[base], files[name]) for name in alike if all(files[base] + files[name])}
+    files = {name: [_gradient(folder, row.update) for row in measured[name]] for name in schedules}
+    pairs = {name: _compared(files[base], files[name]) for name in schedules if all(files[base] + files[name])}
     return Comparison(
         measured=measured,
         differences={name: max(pair.largest for pair in found) for name, found in pairs.items() if found},

@@ -31,7 +31,6 @@ SETTINGS_CHECKS = (
     cross_checks.check_release_point,
     cross_checks.check_penalties,
     comparison_checks.check_variants,
-    comparison_checks.check_plain_rollouts,
     cross_checks.check_replay,
     cross_checks.check_task_kinds,
     cross_checks.check_batch_size,

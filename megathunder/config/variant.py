@@ -2,7 +2,6 @@
 
     thundersync   thundersync/turn_forward   thundersync+content_ready   thundersync/turn_forward+content_ready
     thundersync+no_verifier      a replay without the verifier's delay that the others have (`replay.verifier_s`)
-    thundersync+plain_rollouts   rollouts and groups as they are without drafts, placement, SAGC and SALT
 
 What a name leaves out is as the run's settings say. Called by the checks, the coordinator and tools.
 Refuses (ConfigError) a schedule, release or addition that does not exist.
@@ -20,7 +19,7 @@ from megathunder.errors import ConfigError
 
 SCHEDULES = typing.get_args(ScheduleName)
 RELEASES = typing.get_args(ReleaseName)
-CONTENT_READY, NO_VERIFIER, PLAIN_ROLLOUTS = ADDITIONS = ("content_ready", "no_verifier", "plain_rollouts")
+CONTENT_READY, NO_VERIFIER = ADDITIONS = ("content_ready", "no_verifier")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,18 +53,8 @@ class Variant:
     def without_verifier(self) -> bool:
         return NO_VERIFIER in self.additions
 
-    @property
-    def plain_rollouts(self) -> bool:
-        return PLAIN_ROLLOUTS in self.additions
-
-    @property
-    def with_own_rollouts(self) -> str:
-        """The name without +plain_rollouts: what such a variant is compared with."""
-        return "+".join(part for part in self.name.split("+") if part != PLAIN_ROLLOUTS)
-
     def apply(self, config: Config) -> Config:
         """`config` under this schedule and release."""
-        config = plain(config) if self.plain_rollouts else config
         streaming = dataclasses.replace(
             config.streaming,
             release=self.release or config.streaming.release,
@@ -74,15 +63,3 @@ class Variant:
         delay_s = 0.0 if self.without_verifier else config.replay.verifier_s
         replay = dataclasses.replace(config.replay, verifier_s=delay_s)
         return dataclasses.replace(config, schedule=self.schedule, streaming=streaming, replay=replay)
-
-
-def plain(config: Config) -> Config:
-    """`config` with nothing that speeds up rollouts or selects and reweights groups. Equal to `config` where it has
-    nothing of that."""
-    return dataclasses.replace(
-        config,
-        run=dataclasses.replace(config.run, group_control="fixed"),
-        rollout=dataclasses.replace(config.rollout, speculation="off"),
-        placement=dataclasses.replace(config.placement, policy="round_robin"),
-        salt=dataclasses.replace(config.salt, amplification=0.0, measure=False),
-    )

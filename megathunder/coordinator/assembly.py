@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,6 @@ from megathunder.config.model_shape import ModelShape, read_model_shape
 from megathunder.coordinator.learner_client import LearnerClient
 from megathunder.coordinator.persistence import Persistence
 from megathunder.coordinator.replayed_rollouts import ReplayedSupply, read_recorded
-from megathunder.coordinator.rollout_mode import Manners, build_placer
 from megathunder.coordinator.sizing import GroupSizes
 from megathunder.coordinator.speculation_monitor import Drafting, drafting
 from megathunder.coordinator.supply import NoServers, SampledSupply, Servers, Supply
@@ -30,6 +29,7 @@ from megathunder.metrics.run_folder import RunFolder
 from megathunder.planning.flops import measured_peak
 from megathunder.rewards.grading import grade
 from megathunder.rollout.agents.collector import Collector
+from megathunder.rollout.routing import build_router
 from megathunder.rollout.servers.command import resolve_device
 from megathunder.rollout.servers.control import ServerControl
 from megathunder.rollout.servers.supervisor import ServerPool
@@ -62,7 +62,6 @@ class Parts:
     peak_flops: float
     devices: int = 1  # GPUs, or machines where there are none, that the run holds
     drafting: Drafting | None = None
-    manners: Manners = field(default_factory=Manners)
 
     def control(self) -> ServerControl:
         """The servers' control endpoints; use as an async context."""
@@ -83,7 +82,7 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
         await sandboxes.start()
         stack.push_async_callback(_end_sandboxes, sandboxes, monitor)
         servers, teacher = await _start_servers(config, folder, stack, on_restart)
-        placer = build_placer(config, servers)
+        placer = build_router(config.placement, config.rollout, servers)
         collector = await stack.enter_async_context(
             Collector(
                 config.rollout,
@@ -116,7 +115,6 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
             peak_flops=_peak_flops(config, learner.ranks),
             devices=_devices(config, learner),
             drafting=drafts,
-            manners=Manners.of(config, placer, drafts),
         )
 
 

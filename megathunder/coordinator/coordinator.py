@@ -144,9 +144,8 @@ class Coordinator:
     def start_rollouts(self, update: int) -> Rollouts:
         """Begin sampling an update's trajectories with the version the servers hold now."""
         slot = self.parts.agenda.slot(update)
-        plain = slot.variant.plain_rollouts
-        groups = list(self.parts.supply.groups(slot.batch, plain=plain))
-        rollouts = Rollouts(update=update, batch=slot.batch, policy_version=self.version, groups=groups, plain=plain)
+        groups = list(self.parts.supply.groups(slot.batch))
+        rollouts = Rollouts(update=update, batch=slot.batch, policy_version=self.version, groups=groups)
         self._records[update] = UpdateRecord(
             self.config,
             rollouts,
@@ -155,12 +154,7 @@ class Coordinator:
             cells=self.parts.learner.cells,
             peak_flops=self.parts.peak_flops,
         )
-
-        async def collect(rollouts: Rollouts, first_group: int) -> None:
-            await self.parts.manners.enter(slot)
-            await self.parts.supply.collect(rollouts, first_group)
-
-        return self._start(rollouts, collect)
+        return self._start(rollouts, self.parts.supply.collect)
 
     def schedule(self, rollouts: Rollouts) -> UpdateScheduler:
         """The ledger and queue of one update."""
@@ -173,7 +167,7 @@ class Coordinator:
     def replace_groups(self, scheduler: UpdateScheduler, rollouts: Rollouts) -> None:
         """Draw a task for each group that closed with equal rewards, as far as the objective asks for it."""
         while scheduler.needs_replacement():
-            tasks = self.parts.supply.another(rollouts.batch, len(rollouts.groups), plain=rollouts.plain)
+            tasks = self.parts.supply.another(rollouts.batch, len(rollouts.groups))
             if tasks is None:
                 scheduler.decline_replacements()
                 return

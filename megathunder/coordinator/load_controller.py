@@ -78,31 +78,17 @@ class LoadController:
     ) -> None:
         self._settings, self._control, self._ready = settings, control, ready
         self.regimes = Regimes(settings)
-        self._on = True
         self._limits: dict[tuple[str, int], int] = {}  # last told; a server begins with the most
-        self._round = asyncio.Lock()
 
     async def watch(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         """Until cancelled: every `load_every_s`, ask each ready server and tell it what changes."""
         while True:
-            await self._attend_all()
-            await sleep(self._settings.load_every_s)
-
-    async def switch(self, *, on: bool) -> None:
-        """Off, no server drafts until it is switched on again; returns when every ready server was told."""
-        self._on = on
-        await self._attend_all()
-
-    async def _attend_all(self) -> None:
-        async with self._round:  # one who was asked before a switch is not told after it
             await asyncio.gather(*(self.attend(server) for server in self._ready()))
+            await sleep(self._settings.load_every_s)
 
     async def attend(self, server: ServerAddress) -> None:
         """One server once."""
         try:
-            if not self._on:
-                await self._limit(server, 0)
-                return
             wished = self.regimes.saw(server, await self._control.requests(server))
             low = (wished or self.regimes.regime(server)) is Regime.LOW
             await self._limit(server, self._settings.max_draft_tokens if low else 0)

@@ -156,7 +156,7 @@ class ReplayedSupply:
         self._config, self._agenda = config, Agenda(config)
         self._recorded = recorded
 
-    def groups(self, batch: int, *, plain: bool = False) -> list[list[Task]]:
+    def groups(self, batch: int) -> list[list[Task]]:
         first = self._of(batch)[: self._begins_with(batch)]
         return [[_placeholder(record) for record in group] for group in first]
 
@@ -167,7 +167,7 @@ class ReplayedSupply:
             return self._config.run.groups_per_update
         return prompts_for(target, len(recorded[0])) if self._config.grpo.dynamic_sampling else len(recorded)
 
-    def another(self, batch: int, index: int, *, plain: bool = False) -> list[Task] | None:
+    def another(self, batch: int, index: int) -> list[Task] | None:
         recorded = self._of(batch)
         return [_placeholder(record) for record in recorded[index]] if index < len(recorded) else None
 

@@ -47,7 +47,6 @@ class Rollouts:
     batch: int  # which prompts and sampling seeds; differs from `update` only in a comparison
     policy_version: int
     groups: list[list[Task]]
-    plain: bool = False  # a comparison's +plain_rollouts: group sizes are fixed, whatever the run's are
     started_s: float = dataclasses.field(default_factory=time.monotonic)
     last_reward_at_s: float = 0.0  # last reward or teacher score: from here on only the learner is late
     trajectories: dict[TrajectoryId, Trajectory] = dataclasses.field(default_factory=dict)

@@ -3,8 +3,7 @@
     batch opens    `draw`: prompts from the source until there are enough, each with its size     (Sagc chooses)
     batch closes   `observe`: every group's lengths -> straggler events                           (Sagc learns)
 
-Under `run.group_control = "fixed"`, in a replay, whose groups are recorded, and in the plain updates of a comparison
-only the events are counted. It is a
+Under `run.group_control = "fixed"` and in a replay, whose groups are recorded, only the events are counted. It is a
 `Control` of checkpoints: what it saves makes a resumed run choose as the uninterrupted one would have. Called by the
 supply and the coordinator.
 """
@@ -37,10 +36,10 @@ class GroupSizes:
 
     # ------------------------------------------------------------------------------------------ choice
 
-    def draw(self, batch: int, take: Take, *, plain: bool = False) -> Groups:
-        """The groups a batch begins with; `take(n)` answers the next n tasks of the source. `plain`: of fixed sizes."""
-        if self._sagc is None or plain:
-            return [self.group(batch, task, plain=True) for task in take(self._config.run.groups_per_update)]
+    def draw(self, batch: int, take: Take) -> Groups:
+        """The groups a batch begins with; `take(n)` answers the next n tasks of the source."""
+        if self._sagc is None:
+            return [self.group(batch, task) for task in take(self._config.run.groups_per_update)]
         size, target = self._sagc.size(batch), self._config.trajectory_target
         if not target or self._settings.prompt_prior == "off":
             prompts = prompts_for(target, size) if target else self._config.run.groups_per_update
@@ -50,9 +49,9 @@ class GroupSizes:
             groups.append(self.group(batch, take(1)[0]))
         return groups
 
-    def group(self, batch: int, task: Task, *, plain: bool = False) -> list[Task]:
+    def group(self, batch: int, task: Task) -> list[Task]:
         """As many attempts at `task` as its group gets in this batch."""
-        if self._sagc is None or plain:
+        if self._sagc is None:
             return [task] * self._config.run.group_size
         return [task] * self._sagc.size(batch, self._prompt(task))
 
@@ -74,7 +73,7 @@ class GroupSizes:
         sizes = Counter(len(group) for group in rollouts.groups)
         straggled = sum(found.straggled for found in outcomes)
         seen = {"groups_by_size": dict(sorted(sizes.items())), "measured": len(outcomes), "straggled": straggled}
-        if self._sagc is None or rollouts.plain:
+        if self._sagc is None:
             return Sizing(**seen)
         chosen, paid = self._sagc.size(rollouts.batch), self._sagc.multiplier
         self._sagc.observe(rollouts.batch, outcomes)

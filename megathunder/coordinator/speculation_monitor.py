@@ -1,5 +1,4 @@
-"""Speculation beside a run: the load controller's task, what each update's row says of it, and the switch of a
-comparison.
+"""Speculation beside a run: the load controller's task, and what each update's row says of it.
 
     between two rows, summed over the servers      accept length = emitted tokens / decoding requests, summed over steps
 
@@ -30,8 +29,8 @@ ASK_S = 10.0
 class Drafting:
     """Make one with `drafting`."""
 
-    def __init__(self, control: ServerControl, servers: Servers, controller: LoadController) -> None:
-        self._control, self._servers, self._controller = control, servers, controller
+    def __init__(self, control: ServerControl, servers: Servers) -> None:
+        self._control, self._servers = control, servers
         self._before: dict[tuple[str, int], SpeculationCounts] = {}
 
     async def filled(self, row: MetricsRow) -> MetricsRow:
@@ -47,14 +46,6 @@ class Drafting:
             speculation_accepted_tokens=total["accepted_tokens"],
             speculation_off_share=1 - total["steps_drafted"] / total["steps"],
         )
-
-    async def begin_block(self, *, plain: bool) -> None:
-        """A comparison's next block: servers draft, or not, and have no memory of the blocks before, which sampled the
-        same trajectories and would make every draft come true. A server that cannot be told raises
-        InfrastructureFailure."""
-        await self._controller.switch(on=not plain)
-        told = (self._control.set_state(server, {"speculation_forget": 1}) for server in self._servers.ready)
-        await asyncio.gather(*told)
 
     async def _since_before(self, server: ServerAddress) -> dict[str, int] | None:
         try:
@@ -80,7 +71,7 @@ async def drafting(
         controller = LoadController(settings, control, lambda: servers.ready)
         watching = asyncio.create_task(controller.watch())
         try:
-            yield Drafting(control, servers, controller)
+            yield Drafting(control, servers)
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)

@@ -1,6 +1,6 @@
 """Where an update's trajectories come from: sampled by servers and agents, or fed from a recorded run (`replay.py`).
 
-    groups(batch)          the groups an update begins with                             (plain: of fixed sizes)
+    groups(batch)          the groups an update begins with
     another(batch, n)      group n, in the place of one whose rewards were equal; None where there is none
     collect(rollouts, n)   emits the events of groups n, n + 1, ... into `rollouts.inbox`
 
@@ -13,7 +13,7 @@ from typing import Protocol
 
 from megathunder.config import Config
 from megathunder.coordinator.rollouts import Rollouts
-from megathunder.coordinator.sizing import GroupSizes, Take
+from megathunder.coordinator.sizing import GroupSizes
 from megathunder.errors import ConfigError
 from megathunder.rollout.agents.collector import Collector
 from megathunder.tasks import SourceState, Task, TaskSource
@@ -35,9 +35,9 @@ class Position(Protocol):
 class Supply(Protocol):
     """See the module docstring."""
 
-    def groups(self, batch: int, *, plain: bool = False) -> Groups: ...
+    def groups(self, batch: int) -> Groups: ...
 
-    def another(self, batch: int, index: int, *, plain: bool = False) -> list[Task] | None: ...
+    def another(self, batch: int, index: int) -> list[Task] | None: ...
 
     async def collect(self, rollouts: Rollouts, first_group: int) -> None: ...
 
@@ -79,10 +79,9 @@ class SampledSupply:
     ) -> None:
         self._config, self._source, self._collector = config, source, collector
         self._sizes = sizes or GroupSizes(config)
-        # Of a comparison, by batch, and whether its groups are plain:
-        self._prompts: dict[int, list[Task]] = {}
-        self._batches: dict[tuple[int, bool], Groups] = {}
-        self._replacements: dict[tuple[int, bool, int], list[Task]] = {}
+        # Of a comparison, by batch:
+        self._batches: dict[int, Groups] = {}
+        self._replacements: dict[tuple[int, int], list[Task]] = {}
         self._begins: dict[int, SourceState] = {}  # of the batches taken last
 
     def position(self, batch: int) -> SourceState:
@@ -91,39 +90,25 @@ class SampledSupply:
     def restore(self, state: SourceState) -> None:
         self._source.restore(state)
 
-    def groups(self, batch: int, *, plain: bool = False) -> Groups:
-        if known := self._batches.get((batch, plain)):
+    def groups(self, batch: int) -> Groups:
+        if known := self._batches.get(batch):
             return known
         self._begins = {b: state for b, state in self._begins.items() if b >= batch - REMEMBERED}
-        if batch not in self._prompts:
-            self._begins[batch] = self._source.state()
-        if not self._config.run.alternate:
-            return self._sizes.draw(batch, self._source.take)
-        drawn = self._batches[batch, plain] = self._sizes.draw(batch, self._again(batch), plain=plain)
+        self._begins[batch] = self._source.state()
+        drawn = self._sizes.draw(batch, self._source.take)
+        if self._config.run.alternate:
+            self._batches[batch] = drawn
         return drawn
 
-    def _again(self, batch: int) -> Take:
-        """Takes the batch's prompts from the first on, and new ones of the source beyond those taken before."""
-        prompts, taken = self._prompts.setdefault(batch, []), 0
-
-        def take(n: int) -> list[Task]:
-            nonlocal taken
-            taken += n
-            if taken > len(prompts):
-                prompts.extend(self._source.take(taken - len(prompts)))
-            return prompts[taken - n : taken]
-
-        return take
-
-    def another(self, batch: int, index: int, *, plain: bool = False) -> list[Task] | None:
-        if known := self._replacements.get((batch, plain, index)):
+    def another(self, batch: int, index: int) -> list[Task] | None:
+        if known := self._replacements.get((batch, index)):
             return known
         try:
-            group = self._sizes.group(batch, self._source.take(1)[0], plain=plain)
+            group = self._sizes.group(batch, self._source.take(1)[0])
         except ConfigError:  # a source that does not wrap is used up: the update goes on without
             return None
         if self._config.run.alternate:
-            self._replacements[batch, plain, index] = group
+            self._replacements[batch, index] = group
         return group
 
     async def collect(self, rollouts: Rollouts, first_group: int) -> None:

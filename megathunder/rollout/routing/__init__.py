@@ -11,6 +11,5 @@ from megathunder.rollout.routing.build_router import build_policy, build_router
 from megathunder.rollout.routing.request import Request
 from megathunder.rollout.routing.request_router import Place, Placer, Router
 from megathunder.rollout.routing.routing_state import Board
-from megathunder.rollout.routing.switched import Switched
 
-__all__ = ["Board", "Place", "Placer", "Request", "Router", "Switched", "build_policy", "build_router"]
+__all__ = ["Board", "Place", "Placer", "Request", "Router", "build_policy", "build_router"]

@@ -15,7 +15,6 @@ from megathunder.config.checks import check, notes
 from megathunder.errors import ConfigError, UserError
 from tests.unit.config.config_cases import change, legal, model_folder
 
-PLAIN = ("thundersync", "thundersync+plain_rollouts")
 REFUSED: list[tuple[dict[str, object], str, str]] = [
     ({"run__group_size": 1}, "group_size = 1", "run.group_size"),
     ({"run__group_size": 1, "grpo__advantage": "leave_one_out"}, "leave_one_out", "run.group_size"),
@@ -55,14 +54,6 @@ REFUSED: list[tuple[dict[str, object], str, str]] = [
     ),
     ({"run__alternate": ("sync", "thundersink")}, "'thundersink'", "thundersync/turn_forward"),
     ({"run__alternate": ("sync", "thundersync/turn")}, "release = 'turn'", "turn_forward"),
-    ({"run__alternate": PLAIN, "placement__policy": "round_robin"}, "policy = 'round_robin'", "speculation = 'suffix'"),
-    ({"run__alternate": (*PLAIN, "one_step_off")}, "compared with 'one_step_off'", "leave out 'one_step_off'"),
-    (
-        {"run__alternate": ("thundersync+content_ready+plain_rollouts",), "salt__amplification": 1.0},
-        "content_ready = true",
-        "salt.amplification = 0",
-    ),
-    ({"run__alternate": PLAIN, "replay__run": "/nowhere/at/all"}, "in a replay", "write 'thundersync'"),
     ({"replay__run": "/nowhere/at/all"}, "'/nowhere/at/all'", "metrics.trajectories"),
     ({"replay__speed": 0.0}, "replay.speed = 0", "1.0"),
     ({"grpo__overlong_buffer_tokens": 512}, "overlong_buffer_tokens = 512", "128"),

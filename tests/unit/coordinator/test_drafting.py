@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from types import SimpleNamespace
 
 import msgspec
 
-from megathunder.config import Config
-from megathunder.config.placement import PlacementConfig
-from megathunder.config.speculation import SpeculationConfig
-from megathunder.coordinator.load_controller import LoadController
-from megathunder.coordinator.rollout_mode import Manners, build_placer
 from megathunder.coordinator.speculation_monitor import Drafting, drafting
-from megathunder.coordinator.update_plan import Agenda
 from megathunder.errors import InfrastructureFailure
 from megathunder.metrics.row import MetricsRow
-from megathunder.rollout.routing import Switched
 from megathunder.rollout.servers.protocol import SpeculationCounts
 from megathunder.types import ServerAddress
 from tests.unit.metrics.made_run import made_row
@@ -47,7 +39,7 @@ class Control:
 
 def rows(control: Control, *ready: tuple[ServerAddress, ...]) -> list[MetricsRow]:
     servers = SimpleNamespace(ready=())
-    made = Drafting(control, servers, None)
+    made = Drafting(control, servers)
 
     async def main() -> list[MetricsRow]:
         filled = []
@@ -83,49 +75,3 @@ def test_without_speculation_nothing_is_asked_and_rows_stay_as_they_are():
             assert made is None
 
     asyncio.run(main())
-
-
-class Switches:
-    """A server's control that notes what it was told."""
-
-    def __init__(self) -> None:
-        self.told: list[dict[str, float]] = []
-
-    async def requests(self, server: ServerAddress) -> int:
-        return 0
-
-    async def set_state(self, server: ServerAddress, numbers: dict[str, float]) -> None:
-        self.told.append(numbers)
-
-
-def test_a_block_of_a_comparison_begins_without_memory_and_a_plain_one_without_drafts() -> None:
-    names = ("thundersync+plain_rollouts", "thundersync")
-    run = dataclasses.replace(Config().run, alternate=names, alternate_block=2)
-    config = dataclasses.replace(Config(), run=run)
-    control, servers = Switches(), SimpleNamespace(ready=(A,), servers=(A,), listeners=[])
-    settings = SpeculationConfig()
-    drafts = Drafting(control, servers, LoadController(settings, control, lambda: servers.ready))
-    placer = build_placer(config, servers)
-    assert isinstance(placer, Switched)
-    manners = Manners.of(config, placer, drafts)
-    off, on = ({"speculation_max_draft_tokens": most} for most in (0, settings.max_draft_tokens))
-    forget = {"speculation_forget": 1}
-
-    async def main() -> list[list[dict[str, float]]]:
-        told = []
-        for update in range(6):
-            await manners.enter(Agenda(config).slot(update))
-            told.append(control.told[:])
-            control.told.clear()
-        return told
-
-    assert asyncio.run(main()) == [[off, forget], [], [on, forget], [], [forget], []]
-
-
-def test_a_run_that_compares_nothing_switches_nothing() -> None:
-    servers = SimpleNamespace(ready=(A,), servers=(A,), listeners=[])
-    config = dataclasses.replace(Config(), placement=PlacementConfig(policy="least_loaded"))
-    placer = build_placer(config, servers)
-    manners = Manners.of(config, placer, Drafting(Switches(), servers, None))
-    asyncio.run(manners.enter(Agenda(config).slot(0)))
-    assert manners == Manners()

@@ -123,7 +123,6 @@ def test_a_check_runs_both_schedules_at_rest_and_then_one_real_step_of_each(
     ("options", "status"),
     [
         (("--schedule", "thundersink"), 2),
-        (("--schedule", "thundersync+plain_rollouts"), 2),
         (("--updates", "7"), 2),
         (("--check-against", "sync/never"), 2),
     ],

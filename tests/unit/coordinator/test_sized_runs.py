@@ -128,17 +128,3 @@ def test_a_comparison_gives_every_schedule_the_same_sizes_and_learns_from_a_batc
     assert sizes["sync"] == sizes["thundersync"] and len(set(sizes["sync"])) > 1
     again = [row.sizing for row in rows if row.schedule == "thundersync"][:3]
     assert len({s.multiplier for s in again}) == 1, "its first block repeats the batches of the block before"
-
-
-def test_plain_updates_of_a_comparison_have_the_fixed_size_and_teach_the_sizes_nothing(tmp_path: Path) -> None:
-    def compared(*names: str) -> tuple[list[MetricsRow], GroupSizes]:
-        config = configured(tmp_path, "sync", 6 * len(names), threshold=1.2)
-        run = dataclasses.replace(config.run, alternate=names, alternate_block=3)
-        return trained(dataclasses.replace(config, run=run))
-
-    rows, sizes = compared("thundersync+plain_rollouts", "thundersync")
-    plain = [row.sizing for row in rows if row.schedule == "thundersync+plain_rollouts"]
-    assert all(s.groups_by_size == {8: 3} and s.chosen is None for s in plain) and len(plain) == 6
-    alone, learnt = compared("thundersync")
-    assert [row.sizing for row in rows if row.schedule == "thundersync"] == sizings(alone)
-    assert sizes.state() == learnt.state() and len({row.sizing.chosen for row in alone}) > 1

@@ -112,16 +112,3 @@ def test_a_replacement_has_the_size_of_its_batch() -> None:
     config = controlled()
     drawn = SampledSupply(config, build_source(config.tasks), None)  # type: ignore[arg-type]
     assert {len(group) for group in drawn.groups(0)} == {len(drawn.another(0, 6))} == {4}
-
-
-def test_plain_groups_of_a_batch_have_its_prompts_at_their_fixed_size() -> None:
-    config = controlled(trajectories_per_update=32)
-    config = dataclasses.replace(config, run=dataclasses.replace(config.run, alternate=("sync", "sync+plain_rollouts")))
-    drawn = SampledSupply(config, build_source(config.tasks), None)  # type: ignore[arg-type]
-    first = drawn.groups(0, plain=True)
-    assert [len(group) for group in first] == [4] * 6
-    assert ids(drawn.groups(0))[:6] == ids(first) and [len(group) for group in drawn.groups(0)] == [4] * 8
-    later = drawn.groups(1, plain=True)
-    assert not set(ids(later)) & set(ids(drawn.groups(0)))
-    assert drawn.groups(0, plain=True) is first
-    assert len(drawn.another(0, 8, plain=True)) == 4

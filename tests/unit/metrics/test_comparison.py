@@ -21,8 +21,7 @@ from megathunder.metrics.spans import read_spans
 from megathunder.report.timeline import draw_schedules
 from tests.unit.metrics.made_run import made_row, made_run
 
-PLAIN = "thundersync+plain_rollouts"
-SECONDS = {"sync": 4.0, "thundersync": 2.0, "one_step_off": 2.5, "thundersync+no_verifier": 1.8, PLAIN: 3.0}
+SECONDS = {"sync": 4.0, "thundersync": 2.0, "one_step_off": 2.5, "thundersync+no_verifier": 1.8}
 
 
 def comparison_run(
@@ -112,32 +111,3 @@ def test_all_schedules_are_drawn_in_one_figure(tmp_path: Path) -> None:
     two, one = (Image.open(tmp_path / name).size for name in ("two.png", "one.png"))
     assert two[0] == one[0] and two[1] > 1.5 * one[1], "a panel each, below each other"
     assert not draw_schedules(spans, {"sync": 99}, tmp_path / "none.png")
-
-
-def test_plain_rollouts_are_set_beside_own_ones_by_step_and_by_trajectory(tmp_path: Path) -> None:
-    names = ("sync", PLAIN, "thundersync")
-    own = {"trajectories": 32, "context_tokens": 900, "cached_tokens": 700, "speculation_accept_length": 1.75}
-    plain = {"trajectories": 64, "context_tokens": 900, "cached_tokens": 300}
-    found = compare(
-        comparison_run(tmp_path, names, changes={"thundersync": own, PLAIN: plain}), names, warmup=1, block=2
-    )
-    assert set(found.differences) == {"sync", "thundersync"}, "other trajectories have another gradient"
-    table = found.as_table()
-    ratios = table["plain_by_own_rollouts"]
-    assert set(ratios) == {"thundersync"}
-    assert ratios["thundersync"]["step_wall"]["runs"] == pytest.approx([1.5, 1.5])
-    assert ratios["thundersync"]["wall_per_trajectory"]["median"] == pytest.approx(0.75)
-    side = table["schedules"]["thundersync"]
-    assert side["recomputed_tokens"]["median"] == 200 and side["speculation_accept_length"]["median"] == 1.75
-    assert side["sampled_tokens_per_s"]["median"] == pytest.approx(41.5 * 32 / 2.0)
-    lines = list(found.remarks())
-    assert f"{PLAIN} takes 1.500 of the step wall of thundersync (1.50, 1.50), 0.750 of it a trajectory" in lines
-    assert "200 tokens recomputed, accept length 1.75" in next(
-        line for line in lines if line.startswith("thundersync: 32")
-    )
-
-
-def test_a_comparison_without_plain_rollouts_says_nothing_of_them(tmp_path: Path) -> None:
-    found = compare(comparison_run(tmp_path, ("sync", "thundersync")), ("sync", "thundersync"), warmup=1, block=2)
-    assert found.as_table()["plain_by_own_rollouts"] == {}
-    assert not any("plain" in line for line in found.remarks())

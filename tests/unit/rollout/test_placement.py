@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megathunder.errors import InfrastructureFailure
-from megathunder.rollout.routing import Board, Request, Router, Switched
+from megathunder.rollout.routing import Board, Request, Router
 from megathunder.rollout.routing.routing_policies import CacheAware, LeastLoaded, RoundRobin, Session
 from megathunder.types import ServerAddress, TrajectoryId
 
@@ -223,34 +223,5 @@ def test_a_server_that_becomes_ready_takes_what_waits():
         for listener in servers.listeners:
             listener()
         assert (await waiting).server.name == A
-
-    asyncio.run(asyncio.wait_for(main(), 5))
-
-
-def test_a_switch_counts_for_requests_to_come_and_ends_those_under_way_where_they_were_placed():
-    async def main():
-        servers = pool(A, B)
-        own, plain = Router(Board(Session()), servers), Router(Board(RoundRobin()), servers)
-        placer = Switched(own, plain)
-
-        async def turn() -> str:
-            place = await placer.place(TrajectoryId(0, 0, 0), 10, 0)
-            place.tokens = 20
-            placer.done(place)
-            return place.server.name
-
-        assert [await turn() for _ in range(2)] == [A, A], "a home"
-        under_way = await placer.place(TrajectoryId(0, 0, 1), 10, 0)
-        placer.switch(plain=True)
-        assert [await turn() for _ in range(3)] == [A, B, A], "no home"
-        placer.done(under_way)
-        assert all(load.in_flight == 0 for board in (own.board, plain.board) for load in board.loads.values())
-        placer.switch(plain=False)
-        assert await turn() == A
-        for index in range(2):
-            placer.forget(TrajectoryId(0, 0, index))
-        assert not own.board.living and not plain.board.living
-        await placer.close()
-        assert not servers.listeners
 
     asyncio.run(asyncio.wait_for(main(), 5))
