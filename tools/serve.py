@@ -7,7 +7,7 @@
             with its URL; the file goes when the server goes.  --logs FOLDER: one log a server (default: runs/servers)
 Everything else is a setting as in tools/train.py. Servers that die are restarted, `rollout.max_restarts` times each;
 the run that uses them sees them come back and sends them the current weights first.
-Exit status: 0 after SIGTERM or Ctrl-C, 1 when a server is lost, 2 for a setting to mend.
+Exit status: 0 after SIGTERM or Ctrl-C, 1 when a server is lost, 2 for an invalid configuration.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 
 from megathunder.config import Config
+from megathunder.config.hub import resolve_models
 from megathunder.config.load import load_config
 from megathunder.config.machine_checks import (
     check_cpu_cores,
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--logs", type=Path, default=Path("runs/servers"), help="folder for their logs")
     options, settings = parser.parse_known_args(argv)
     try:
-        config = load_config(settings, prog="serve.py")
+        config = resolve_models(load_config(settings, prog="serve.py"))
         for validate in (check_cpu_cores, check_devices, check_server_exposure, check_ports):
             validate(config)
         check_model_folder(config.learner.model, "learner.model")

@@ -4,7 +4,7 @@
     torchrun --nproc-per-node N tools/train.py --config examples/shell_grpo.toml [--section.key VALUE ...]
     python tools/train.py --config examples/shell_grpo.toml          one learner rank, without torchrun
 
-Exit status: 0 done, 1 the run failed, 2 a setting must be mended, 130 interrupted.
+Exit status: 0 done, 1 the run failed, 2 the configuration is invalid, 130 interrupted.
 `--plan` prints the plan and stops: it needs no GPU and no weights, a folder with the model's config.json will do.
 """
 
@@ -27,6 +27,7 @@ from rich.console import Console
 from megathunder.checkpoint.resume import find_resumption
 from megathunder.config import Config
 from megathunder.config.checks import check, check_plan, notes
+from megathunder.config.hub import resolve_models
 from megathunder.config.load import load_config
 from megathunder.config.model_shape import read_model_shape
 from megathunder.config.variant import Variant
@@ -47,9 +48,13 @@ def main(argv: list[str]) -> int:
         folder = Path(config.run.folder) / config.run.name
         if only_plan:
             meant = config.hardware.learner_ranks or ranks.world
+            config = resolve_models(config, weights=False)
             check_plan(config, ranks=meant)
             show_plan(config, meant)
             return 0
+        if ranks.rank == 0:
+            check_plan(resolve_models(config, weights=False), ranks=ranks.world)
+        config = resolve_models(config)
         if ranks.rank == 0:
             check(config)
             check_objectives(config)

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megathunder.config import Config
-from megathunder.config.bounds import check_ranges
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.load import load_config
+from megathunder.config.ranges import check_ranges
 from megathunder.config.replay import ReplayConfig
 from megathunder.config.toml import read_config, to_toml
 from megathunder.errors import INTERRUPTED, MegathunderError, UserError

@@ -18,8 +18,8 @@ from megathunder.config import (
     sandbox_checks,
     speculation_checks,
 )
-from megathunder.config.bounds import check_ranges
 from megathunder.config.pass_through import check_passed_names
+from megathunder.config.ranges import check_ranges
 from megathunder.config.root import Config
 
 SETTINGS_CHECKS = (

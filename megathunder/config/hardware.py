@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from megathunder.config.field_types import NonNegativeFloat, NonNegativeInt, PositiveInt
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareConfig:
@@ -11,11 +13,11 @@ class HardwareConfig:
 
     gpu: str = ""
     """GPU by name (`H100`, `H200`, `A100`, ...), whose memory is known; empty: what the driver says."""
-    gpu_memory_gib: float = 0.0
+    gpu_memory_gib: NonNegativeFloat = 0.0
     """Memory of one GPU where the name does not tell it; 0: as `gpu` says."""
-    gpus_per_node: int = 8
+    gpus_per_node: PositiveInt = 8
     """GPUs of one machine; its learner ranks share its host memory."""
-    host_memory_gib: float = 0.0
+    host_memory_gib: NonNegativeFloat = 0.0
     """Memory of one machine; 0: not compared (on the machine itself: what it has)."""
-    learner_ranks: int = 0
+    learner_ranks: NonNegativeInt = 0
     """Learner processes the layout is meant for; another number under torchrun is refused. 0: as many as there are."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from megathunder.config.field_types import InputPath, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerConfig:
     """[learner] model, parallel layout, accumulators and optimizer (Megatron-Core)."""
 
-    model: str = "examples/policies/student"
+    model: InputPath = "examples/policies/student"
     """Hugging Face folder of the policy (config.json decides the architecture)."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Parameter and activation type; gradients accumulate in at least float32."""
@@ -22,21 +26,21 @@ class LearnerConfig:
     auto: the latter on CUDA where it is installed."""
     cpu_cores: tuple[int, ...] = ()
     """Pin the learner ranks to these cores (one thread each); empty: no pinning."""
-    tensor_parallel: int = 1
+    tensor_parallel: PositiveInt = 1
     """Ranks that share each matrix; divides the heads. Data parallelism is what the layout leaves of the ranks."""
-    pipeline_parallel: int = 1
+    pipeline_parallel: PositiveInt = 1
     """Ranks that share the layers, in order."""
-    expert_parallel: int = 1
+    expert_parallel: PositiveInt = 1
     """Ranks that share the experts of a mixture."""
-    context_parallel: int = 1
+    context_parallel: PositiveInt = 1
     """Ranks that share the tokens of one sequence."""
     sequence_parallel: bool = False
     """Shard activations between tensor-parallel regions along the sequence as well."""
-    virtual_pipeline: int = 1
+    virtual_pipeline: PositiveInt = 1
     """Model chunks a pipeline stage holds (interleaved schedule)."""
-    expert_tensor_parallel: int = 0
+    expert_tensor_parallel: NonNegativeInt = 0
     """Tensor parallelism of expert layers; 0: as `tensor_parallel`."""
-    collective_timeout_s: float = 600.0
+    collective_timeout_s: PositiveFloat = 600.0
     """A collective that waits longer ends the job."""
     distributed_optimizer: bool = False
     """Shard optimizer state over data-parallel ranks."""
@@ -44,20 +48,20 @@ class LearnerConfig:
     """Activation recomputation."""
     accumulator: Literal["fp32", "exact"] = "fp32"
     """`fp32` sums in arrival order; `exact` sums in 64-bit fixed point, bit-identical in any order."""
-    exact_range: float = 4096.0
+    exact_range: PositiveFloat = 4096.0
     """`exact`: bound of an update's sum of |coefficient| x |gradient element|, not normalised; more is refused."""
     accumulator_placement: Literal["device", "host"] = "device"
     """Where accumulators of open groups live."""
-    accumulator_shards: int = 1
+    accumulator_shards: PositiveInt = 1
     """Ranks with the same parameters that form one cell and hold 1/n of each of its accumulators; 1: every rank pulls
     work alone and holds them whole. Costs a scratch of one accumulator and a reduce-scatter a micro-batch."""
-    lora_rank: int = 0
+    lora_rank: NonNegativeInt = 0
     """Rank of low-rank adapters; they alone are trained. 0: full fine-tuning."""
-    lora_alpha: float = 32.0
+    lora_alpha: NonNegativeFloat = 32.0
     """Adapters are scaled by lora_alpha / lora_rank."""
     lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """Linear layers, by their Hugging Face names, that get an adapter; expert layers included."""
-    lora_adapter: str = ""
+    lora_adapter: InputPath = ""
     """Folder of a PEFT-format adapter to start from; empty: random."""
     shared_prompt: Literal["off", "group", "packed"] = "off"
     """A group's prompt is computed once instead of once a trajectory: `group` once a cell and update, its activations
@@ -65,23 +69,23 @@ class LearnerConfig:
     optimizer: Literal["auto", "torch", "apex", "transformer_engine"] = "auto"
     """Whose AdamW: torch's, or the fused one of NVIDIA's apex or of Transformer Engine; auto: a fused one on CUDA where
     one is installed."""
-    learning_rate: float = 5e-4
+    learning_rate: PositiveFloat = 5e-4
     """Step size of AdamW after the warm-up."""
-    min_learning_rate: float = 0.0
+    min_learning_rate: NonNegativeFloat = 0.0
     """Step size at the last update of a decaying schedule; 0: constant."""
-    warmup_updates: int = 0
+    warmup_updates: NonNegativeInt = 0
     """Updates over which the step size rises from 0."""
-    weight_decay: float = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     """Decoupled decay of matrices a step."""
-    adam_beta1: float = 0.9
+    adam_beta1: Annotated[float, Meta(ge=0, le=0.999999)] = 0.9
     """Decay of the first moment."""
-    adam_beta2: float = 0.95
+    adam_beta2: Annotated[float, Meta(ge=0, le=0.999999)] = 0.95
     """Decay of the second moment."""
-    adam_epsilon: float = 1e-8
+    adam_epsilon: PositiveFloat = 1e-8
     """Added to the root of the second moment."""
-    clip_grad: float = 1.0
+    clip_grad: NonNegativeFloat = 1.0
     """Largest global gradient norm; 0: no clip."""
-    max_bad_updates: int = 3
+    max_bad_updates: PositiveInt = 3
     """Updates in a row with a NaN or infinite gradient before the run stops."""
     megatron: dict[str, str] = field(default_factory=dict)
     """Further TransformerConfig, OptimizerConfig or DDP fields by name, as strings."""

@@ -13,13 +13,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import tyro
 
+from megathunder.config.field_types import INPUT_PATH, OUTPUT_PATH, REFERENCE
+from megathunder.config.hub import is_hub_id
+from megathunder.config.ranges import annotations
 from megathunder.config.root import Config
 from megathunder.config.streamable import reject_non_streamable
 from megathunder.config.toml import free_tables, read_config, settings
 from megathunder.errors import ConfigError
+from megathunder.registry import absolute_reference
 
 EXAMPLES = """
 examples:
@@ -39,6 +44,7 @@ def load_config(argv: Sequence[str], *, prog: str = "train.py", description: str
     _reject_by_name(argv)
     path, rest = _take_option(list(argv), "--config")
     base = read_config(Path(path).expanduser()) if path else Config()
+    base = _with_absolute_paths(base, Path(path).expanduser().parent) if path else base
     base, rest = _take_free_tables(base, rest)
     text = f"{description or (Config.__doc__ or '').strip()}\n{EXAMPLES}"
     config = tyro.cli(
@@ -49,7 +55,7 @@ def load_config(argv: Sequence[str], *, prog: str = "train.py", description: str
         description=text,
         config=(tyro.conf.HelptextFromCommentsOff,),
     )
-    return _with_absolute_paths(config)
+    return _with_absolute_paths(config, Path())
 
 
 def _reject_by_name(argv: Sequence[str]) -> None:
@@ -102,17 +108,28 @@ def _switches(argv: list[str]) -> list[str]:
     return result
 
 
-def _with_absolute_paths(config: Config) -> Config:
-    """Folders are relative to where the command was given, and stay right when a process changes folder."""
+def _with_absolute_paths(config: Config, folder: Path) -> Config:
+    """Paths are relative to `folder` (that of the TOML file) where it has them, else to the current folder; they stay
+    right when a process changes folder. A model that is in neither may be a Hub id and is left as it is."""
+    folders = [folder.absolute(), Path.cwd()]
 
-    def absolute(path: str) -> str:
-        return str(Path(path).expanduser().absolute()) if path else path
+    def absolute(value: Any, kind: str) -> Any:
+        if isinstance(value, tuple):
+            return tuple(absolute(one, kind) for one in value)
+        if kind == REFERENCE or not value:
+            return absolute_reference(value, folders)
+        paths = [(base / Path(value).expanduser()) for base in folders if kind == INPUT_PATH]
+        found = next((path for path in paths if path.exists()), None)
+        return value if not found and is_hub_id(value) else str(found or Path.cwd() / Path(value).expanduser())
 
-    return dataclasses.replace(
-        config,
-        tasks=dataclasses.replace(config.tasks, path=absolute(config.tasks.path)),
-        run=dataclasses.replace(config.run, folder=absolute(config.run.folder)),
-        learner=dataclasses.replace(config.learner, model=absolute(config.learner.model)),
-        replay=dataclasses.replace(config.replay, run=absolute(config.replay.run)),
-        opd=dataclasses.replace(config.opd, teacher=absolute(config.opd.teacher)),
-    )
+    changed = {}
+    for name, (kind, _) in annotations(Config).items():
+        section = getattr(config, name)
+        marked = {
+            key: absolute(getattr(section, key), mark)
+            for key, (_, extra) in (annotations(kind) if dataclasses.is_dataclass(kind) else {}).items()
+            for mark in extra
+            if mark in (INPUT_PATH, OUTPUT_PATH, REFERENCE)
+        }
+        changed[name] = dataclasses.replace(section, **marked) if marked else section
+    return Config(**changed)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from megathunder.config.field_types import NonNegativeFloat, NonNegativeInt, PositiveInt
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsConfig:
@@ -20,9 +22,9 @@ class MetricsConfig:
     """Write the spans of rollout and learner that the timeline is drawn from."""
     report: bool = True
     """Build `report.html` and `timeline.png` when the run ends."""
-    report_every: int = 0
+    report_every: NonNegativeInt = 0
     """Rebuild `report.html` and `timeline.png` every n updates as well; 0: only at the end."""
-    timeline_updates: int = 4
+    timeline_updates: PositiveInt = 4
     """Updates the timeline shows, the newest last."""
-    peak_flops: float = 0.0
+    peak_flops: NonNegativeFloat = 0.0
     """Floating-point operations a second of one learner rank at its best; 0: known for the device, or measured."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from megathunder.config.field_types import InputPath, NonNegativeFloat, NonNegativeInt, PositiveFloat
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpoConfig:
@@ -12,18 +14,18 @@ class GrpoConfig:
 
     advantage: Literal["std", "sample_std", "none", "leave_one_out"] = "std"
     """Normalisation of the group's rewards: population std, sample std, mean only (Dr. GRPO), leave-one-out."""
-    epsilon: float = 1e-6
+    epsilon: NonNegativeFloat = 1e-6
     """Added to the standard deviation, outside the root."""
-    importance_cap: float = 0.0
+    importance_cap: NonNegativeFloat = 0.0
     """Truncate pi_learner/pi_engine at this value and use it as token weight; 0: weight 1."""
-    clip_low: float = 0.0
+    clip_low: NonNegativeFloat = 0.0
     """Clip range below 1; has an effect only where ratios differ from 1 (one_step_off). 0: none."""
-    clip_high: float = 0.0
+    clip_high: NonNegativeFloat = 0.0
     """Clip range above 1."""
     old_logprobs: Literal["engine", "learner"] = "engine"
     """one_step_off: whose log-probabilities the ratio divides by: the engine's, as sampled, or the learner's own with
     the weights that sampled (one more copy of the weights, one more forward pass)."""
-    kl_coefficient: float = 0.0
+    kl_coefficient: NonNegativeFloat = 0.0
     """Weight of the KL term to the policy as it was loaded; 0: no reference is held. Costs a copy of the weights and a
     forward pass; a trajectory whose group is still open is differentiated a second time for it."""
     kl_in_reward: bool = False
@@ -32,9 +34,9 @@ class GrpoConfig:
     (moments, one row a micro-batch)."""
     dynamic_sampling: bool = False
     """Replace a group that closes with equal rewards by a new prompt (DAPO)."""
-    max_replacements: int = 0
+    max_replacements: NonNegativeInt = 0
     """Replacement groups an update may draw."""
-    overlong_buffer_tokens: int = 0
+    overlong_buffer_tokens: NonNegativeInt = 0
     """Linear length penalty over the last tokens before `rollout.max_tokens` (DAPO); 0: none."""
 
 
@@ -42,7 +44,7 @@ class GrpoConfig:
 class OpdConfig:
     """[opd] on-policy distillation: sampled reverse KL to a frozen teacher."""
 
-    teacher: str = ""
+    teacher: InputPath = ""
     """Hugging Face folder of the teacher (served by a scoring server)."""
     teacher_urls: tuple[str, ...] = ()
     """Teacher servers that already run; empty: this run starts one."""
@@ -54,5 +56,5 @@ class LossConfig:
 
     normalisation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     """Z: trained tokens of the batch, trajectories (each its own token mean), or `constant`."""
-    constant: float = 1.0
+    constant: PositiveFloat = 1.0
     """Z when `normalisation` is `constant`."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from megathunder.config.field_types import NonNegativeInt, OutputPath, PositiveFloat, PositiveInt
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishConfig:
@@ -16,7 +18,7 @@ class PublishConfig:
     and keeps the faster."""
     delta_through: Literal["group", "http", "folder"] = "group"
     """What carries changes (delta, auto): the servers' process groups, the requests themselves, or a shared folder."""
-    folder: str = ""
+    folder: OutputPath = ""
     """Folder that learner and servers share (disk, folder), where each run has one of its own by its name; empty:
     `published` in the run's folder."""
     lora: Literal["merged", "adapter"] = "merged"
@@ -24,11 +26,11 @@ class PublishConfig:
     base they keep (host memory for a copy of the adapted weights on each server)."""
     checksum: bool = True
     """Every server must acknowledge a checksum of the weights it holds. Off: for servers without our weight loader."""
-    bucket_mb: int = 64
+    bucket_mb: PositiveInt = 64
     """Weights sent in one call; two buckets are in memory at once."""
-    encode_threads: int = 0
+    encode_threads: NonNegativeInt = 0
     """Threads that compare and code changes (delta, auto); 0: one for each core of the learner's, at most 8."""
-    timeout_s: float = 120.0
+    timeout_s: PositiveFloat = 120.0
     """Limit of one step of a publication: a bucket, an answer."""
-    min_servers: int = 1
+    min_servers: PositiveInt = 1
     """The run goes on while this many servers hold the current version."""

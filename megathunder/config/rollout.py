@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from megathunder.config.field_types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,51 +23,51 @@ class RolloutConfig:
     that the policy says: commands go to /v1/session/exec."""
     urls: tuple[str, ...] = ()
     """Servers that already run; empty: this run starts its own."""
-    servers: int = 1
+    servers: PositiveInt = 1
     """Servers to start when `urls` is empty."""
     host: str = "127.0.0.1"
     """Address the started servers bind to."""
-    port: int = 0
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """First port of the started servers; 0 picks free ones."""
     device: str = "auto"
     """`cpu`, `cuda` or `auto` (cuda where there is one)."""
-    first_gpu: int = 0
+    first_gpu: NonNegativeInt = 0
     """GPU of the first started server; each takes as many as its tensor parallelism (`sglang.tp_size`), in order."""
     dtype: str = "float32"
     """Type the servers compute in."""
     cpu_cores: tuple[int, ...] = ()
     """Pin servers, agents and sandboxes to these cores; empty: no pinning."""
-    temperature: float = 1.0
+    temperature: PositiveFloat = 1.0
     """Sampling temperature; log-probabilities are those at this temperature."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1.0)] = 1.0
     """Nucleus; below 1 the trained log-probabilities are not those of the sampled distribution, so 1 is advised."""
-    max_new_tokens: int = 24
+    max_new_tokens: PositiveInt = 24
     """Tokens one turn may take."""
-    max_tokens: int = 512
+    max_tokens: PositiveInt = 512
     """Tokens one trajectory may take, prompt included."""
-    observation_characters: int = 160
+    observation_characters: PositiveInt = 160
     """Characters of tool output shown to the policy."""
-    max_concurrent: int = 64
+    max_concurrent: PositiveInt = 64
     """Trajectories in flight at once."""
-    deadline_s: float = 120.0
+    deadline_s: PositiveFloat = 120.0
     """Wall-clock limit of one trajectory; a task may set a shorter one."""
-    request_timeout_s: float = 60.0
+    request_timeout_s: PositiveFloat = 60.0
     """Limit of one request to a server."""
-    startup_timeout_s: float = 240.0
+    startup_timeout_s: PositiveFloat = 240.0
     """Limit for a started server to become healthy."""
-    health_timeout_s: float = 60.0
+    health_timeout_s: NonNegativeFloat = 60.0
     """A server that answers no health request for this long is dead (one whose process ends is dead at once)."""
-    max_retries: int = 2
+    max_retries: NonNegativeInt = 2
     """Times a trajectory is run again after an infrastructure failure."""
-    max_restarts: int = 3
+    max_restarts: NonNegativeInt = 3
     """Times one server is restarted in a run."""
     api_key: str = ""
     """Key the servers ask for; empty: none (they bind to loopback)."""
-    max_total_tokens: int = 65536
+    max_total_tokens: PositiveInt = 65536
     """Key-value cache of one server, tokens."""
-    max_running_requests: int = 64
+    max_running_requests: PositiveInt = 64
     """Requests one server decodes at once."""
-    command_latency_s: float = 0.0
+    command_latency_s: NonNegativeFloat = 0.0
     """Median of further seconds that each command takes (lognormal with sigma 1, at most 8 medians), as slow tools
     would (workloads for timing only)."""
     ignore_eos: bool = False

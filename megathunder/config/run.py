@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from megathunder.config.field_types import NonNegativeInt, OutputPath, PositiveFloat, PositiveInt
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
@@ -12,40 +14,40 @@ class RunConfig:
 
     name: str = "run"
     """Folder `runs/<name>/` receives everything the run writes."""
-    folder: str = "runs"
+    folder: OutputPath = "runs"
     """Parent of run folders."""
     host: str = ""
     """Name or address of rank 0's machine, where the coordinator and the weights' update groups are reached; empty:
     loopback on one machine, the address torchrun's ranks meet at on several."""
-    updates: int = 40
+    updates: PositiveInt = 40
     """Optimizer steps."""
-    groups_per_update: int = 8
+    groups_per_update: PositiveInt = 8
     """B: prompts of one update."""
-    group_size: int = 8
+    group_size: PositiveInt = 8
     """G: trajectories of one prompt (OPD: attempts)."""
     group_control: Literal["fixed", "sagc"] = "fixed"
     """`fixed`: every group has `group_size` trajectories; `sagc`: the first update's do, later ones follow the
     stragglers ([sagc])."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Seed of sampling, initialisation and shuffling."""
-    evaluate_every: int = 10
+    evaluate_every: NonNegativeInt = 10
     """Evaluate on held-out tasks every n updates; 0: never."""
-    evaluate_attempts: int = 1
+    evaluate_attempts: PositiveInt = 1
     """Attempts a held-out task."""
     evaluate_at_start: bool = False
     """Evaluate before the first update too, where evaluate_every is on."""
-    export_every: int = 0
+    export_every: NonNegativeInt = 0
     """Write the policy to `policies/update_<n>/` every n updates, for tools/evaluate.py --runs; 0: only at the end."""
-    checkpoint_every: int = 0
+    checkpoint_every: NonNegativeInt = 0
     """Save a checkpoint every n updates; 0: only at the end."""
     checkpoint_background: bool = True
     """Write checkpoints beside the next update, from a copy in host memory; false: before it. The last is waited
     for."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: PositiveInt = 2
     """Newest checkpoints to keep."""
     resume: bool = False
     """Continue from the newest complete checkpoint of `runs/<name>/`."""
-    stop_timeout_s: float = 25.0
+    stop_timeout_s: PositiveFloat = 25.0
     """On SIGTERM a checkpoint is saved within this time, or the run ends without. Plain torchrun kills after 30 s, or
     its --shutdown-timeout; tools/torchrun.py leaves the time to this."""
     overwrite: bool = False
@@ -56,7 +58,7 @@ class RunConfig:
     """Comparison: take blocks of updates under these schedules (`thundersync`,
     `thundersync/turn_forward`, `thundersync+content_ready`) in turn, every block on the same prompts, seeds and
     weights (the learning rate is then 0). Set by tools/compare.py."""
-    alternate_block: int = 2
+    alternate_block: NonNegativeInt = 2
     """Updates of one block; its first is a warm-up and is left out of a comparison."""
     record_gradients: bool = False
     """Keep each update's reduced, normalised gradient in `gradients/` of the run folder (small models)."""

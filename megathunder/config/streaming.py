@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from megathunder.config.field_types import PositiveFloat, PositiveInt
+
 ReleaseName = Literal["trajectory", "turn", "turn_forward"]
 
 
@@ -16,20 +18,20 @@ class StreamingConfig:
     """What is released: whole trajectories, turns (OPD), or turns' forward passes with one reverse pass at the end."""
     content_ready: bool = False
     """GRPO: differentiate a completed trajectory before its reward is known, into an accumulator of its own."""
-    pack_tokens: int = 2048
+    pack_tokens: PositiveInt = 2048
     """Tokens of one micro-batch."""
-    pack_rows: int = 64
+    pack_rows: PositiveInt = 64
     """Rows of one micro-batch."""
-    max_open_groups: int = 16
+    max_open_groups: PositiveInt = 16
     """Groups with unknown coefficients a cell may hold accumulators for."""
-    reward_values: int = 2
+    reward_values: PositiveInt = 2
     """Distinct rewards of an open group that get an accumulator each (a binary verifier has two); more share two
     moments."""
-    max_per_trajectory_accumulators: int = 16
+    max_per_trajectory_accumulators: PositiveInt = 16
     """Trajectories a cell may hold an accumulator for while their reward is unknown (`content_ready`)."""
     on_lost: Literal["shrink", "drop_group", "fail"] = "shrink"
     """A lost trajectory: statistics over the survivors, drop its group, or stop the run."""
     look_ahead: bool = True
     """Send a busy cell its next piece of work while others wait, so that it does not wait for the coordinator."""
-    stall_timeout_s: float = 600.0
+    stall_timeout_s: PositiveFloat = 600.0
     """An update that makes no progress for this long ends the run with an error."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from msgspec import Meta
+
+from megathunder.config.field_types import InputPath, NonNegativeFloat, NonNegativeInt, PositiveInt
 from megathunder.errors import ConfigError
 
 KINDS = {
@@ -21,22 +24,24 @@ class TasksConfig:
     source: Literal["shell", "math", "swe", "terminal"] = "shell"
     """Task family: `shell` and `math` are generated from the seed; `swe` (SWE-smith, SWE-bench) and `terminal` (Harbor,
     Terminal-Bench 1, SETA) are read from `path`."""
-    path: str = ""
+    path: InputPath = ""
     """File or folder that a `swe` or `terminal` source reads; for `math` a file of problems with answers, instead of
     generated ones."""
     kinds: tuple[str, ...] = ()
     """Kinds of the family to draw from; empty means all."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Seed of the task stream (content and order)."""
-    size: int = 4096
+    # made when the run starts, a tenth of a millisecond each
+    size: Annotated[int, Meta(gt=0, le=1048576)] = 4096
     """Distinct training tasks; the stream wraps after them, reshuffled from the seed."""
     wrap: bool = True
     """Start again when the tasks are used up; off: a batch larger than what is left is an error."""
-    heldout: int = 64
+    # made and sampled at every evaluation; making takes a millisecond each
+    heldout: Annotated[int, Meta(ge=0, le=8192)] = 64
     """Held-out tasks for evaluation, disjoint in content from training."""
-    latency_scale: float = 1.0
+    latency_scale: NonNegativeFloat = 1.0
     """Factor on the long-tailed time that slow tools take (0 turns waiting off)."""
-    max_turns: int = 6
+    max_turns: PositiveInt = 6
     """Turns an episode may take."""
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import tomli_w
 
+from megathunder.config.ranges import range_error
 from megathunder.config.root import Config
 from megathunder.config.streamable import reject_non_streamable
 from megathunder.errors import ConfigError
@@ -118,6 +119,8 @@ def _wrong_type(error: msgspec.ValidationError, table: Table, origin: str) -> Co
     for key in dotted.split("."):
         value = value.get(key, value) if isinstance(value, dict) else value
     hint = settings().get(dotted)
+    if hint in (int, float) and type(value) in (int, hint):
+        return range_error(dotted, typing.cast(float, value), origin)
     reject_non_streamable(str(value))
     if typing.get_origin(hint) is typing.Literal:
         legal = [str(choice) for choice in typing.get_args(hint)]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megathunder.config import Config, sandbox_checks
-from megathunder.config.bounds import check_ranges
 from megathunder.config.machine_checks import check_ports, check_server_urls, check_task_files
 from megathunder.config.model_checks import check_model_folder
+from megathunder.config.ranges import check_ranges
 from megathunder.errors import ConfigError
 from megathunder.evaluation import AttemptLog, Score, score
 from megathunder.evaluation.session import missing, open_session, plan_of

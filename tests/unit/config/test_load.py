@@ -12,9 +12,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from msgspec import Meta
 
 from megathunder.config import Config
 from megathunder.config.load import load_config
+from megathunder.config.ranges import annotations, check_ranges
 from megathunder.config.toml import from_table, read_config, settings, to_toml
 from megathunder.errors import ConfigError
 
@@ -71,10 +73,54 @@ def test_lists_are_written_with_spaces() -> None:
 
 def test_relative_folders_are_those_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    config = load_config(["--learner.model", "m", "--opd.teacher", "sub/t"])
+    config = load_config(["--learner.model", "m", "--opd.teacher", "./sub/t"])
     assert config.learner.model == str(tmp_path / "m")
     assert config.opd.teacher == str(tmp_path / "sub" / "t")
     assert config.run.folder == str(tmp_path / "runs")
+
+
+def test_paths_in_a_file_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What exists beside the file is meant; what does not is looked for in the current folder, where runs go too."""
+    project, here = tmp_path / "project", tmp_path / "here"
+    for folder in (project / "data", project / "runs", here / "models" / "m"):
+        folder.mkdir(parents=True)
+    (project / "c.toml").write_text('tasks.path = "data"\nlearner.model = "models/m"\nrun.folder = "runs"\n')
+    monkeypatch.chdir(here)
+    config = load_config(["--config", str(project / "c.toml")])
+    assert config.tasks.path == str(project / "data")
+    assert config.learner.model == str(here / "models" / "m")
+    assert config.run.folder == str(here / "runs")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("run.updates = 0", "more than 0"),
+        ("rollout.top_p = 1.5", "more than 0, at most 1"),
+        ("learner.weight_decay = nan", "a finite number, 0 or more"),
+        ("sandbox.lifetime_s = inf", "a finite number, more than 0"),
+        ("salt.severe_cancellation = 1.0", "0 or more, below 1"),
+    ],
+)
+def test_a_number_out_of_its_bounds_is_refused_with_them(tmp_path: Path, text: str, expected: str) -> None:
+    name, _, value = text.partition(" = ")
+    (tmp_path / "c.toml").write_text(text)
+    for words in (["--config", str(tmp_path / "c.toml")], [f"--{name}", value]):
+        with pytest.raises(ConfigError) as refused:
+            check_ranges(load_config(words))
+        assert refused.value.expected == expected and f"{name} = " in refused.value.seen
+
+
+def test_every_number_has_a_lower_bound() -> None:
+    kinds = {name: kind for name, (kind, _) in annotations(Config).items() if dataclasses.is_dataclass(kind)}
+    unbounded = [
+        f"{section}.{name}"
+        for section, kind in kinds.items()
+        for name, (hint, extra) in annotations(kind).items()  # type: ignore[arg-type]
+        if hint in (int, float)
+        and not any(isinstance(part, Meta) and (part.gt is not None or part.ge is not None) for part in extra)
+    ]
+    assert not unbounded, f"write PositiveInt or the like (config/field_types.py): {unbounded}"
 
 
 @pytest.mark.parametrize(
