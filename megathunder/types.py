@@ -136,6 +136,7 @@ class Trajectory(Wire):
     reward: float | None = None
     rewarded_s: float = 0.0
     tool_s: float = 0.0
+    reward_parts: dict[str, float] = {}  # what the reward is made of, by name, where it has parts
 
     @property
     def sampled_tokens(self) -> int:
@@ -147,9 +148,8 @@ class Trajectory(Wire):
 
 
 class TurnCompleted(Wire):
-    """Turn `turn` (an ACTION and what preceded it) of row `row` is fixed: `segments` are the new segments since the
-    previous turn, ending in the ACTION. Of the `context_tokens` before it the engine found `cached_tokens` in its
-    cache; both 0: not known."""
+    """Turn `turn` of row `row` is fixed: `segments` are the new ones since the previous turn, ending in the ACTION. Of
+    the `context_tokens` before it the engine found `cached_tokens` in its cache; both 0: not known."""
 
     id: TrajectoryId
     turn: int
@@ -177,12 +177,13 @@ class TrajectoryCompleted(Wire):
 
 
 class Rewarded(Wire):
-    """The verifier's finite reward; `verifier_s` is what grading took."""
+    """The verifier's finite reward and its named parts; `verifier_s` is what grading took."""
 
     id: TrajectoryId
     reward: float
     verifier_s: float
     at_s: float
+    parts: dict[str, float] = {}
 
 
 class TrajectoryLost(Wire):

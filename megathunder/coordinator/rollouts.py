@@ -99,7 +99,9 @@ class Rollouts:
             self.trajectories[event.trajectory.id] = event.trajectory
         elif isinstance(event, Rewarded):
             known = self.trajectories[event.id]
-            self.trajectories[event.id] = msgspec.structs.replace(known, reward=event.reward, rewarded_s=event.at_s)
+            self.trajectories[event.id] = msgspec.structs.replace(
+                known, reward=event.reward, reward_parts=event.parts, rewarded_s=event.at_s
+            )
         elif isinstance(event, TrajectoryLost):
             self.lost[event.id] = event.reason
             self.trajectories.pop(event.id, None)

@@ -46,6 +46,7 @@ class TrajectoryRecord(msgspec.Struct, frozen=True, kw_only=True):
     text: tuple[str, ...] = ()
     turns: tuple[Turn, ...] = ()
     reward: float | None = None
+    reward_parts: dict[str, float] = {}
     rewarded_s: float | None = None
     verifier_s: float = 0.0
     lost: str = ""
@@ -99,6 +100,12 @@ def _with(record: TrajectoryRecord, event: Event) -> TrajectoryRecord:
             known = event.trajectory.reward
             return replace(record, trajectory=event.trajectory, reward=record.reward if known is None else known)
         case Rewarded():
-            return replace(record, reward=event.reward, rewarded_s=event.at_s, verifier_s=event.verifier_s)
+            return replace(
+                record,
+                reward=event.reward,
+                reward_parts=event.parts,
+                rewarded_s=event.at_s,
+                verifier_s=event.verifier_s,
+            )
         case TrajectoryLost():
             return replace(record, lost=event.reason)

@@ -4,15 +4,17 @@ Called by sandbox/ (grading), rollout/ (agent loop), evaluation/ and loop.py. Re
 source, unknown kinds, and tokenizers without a chat template.
 """
 
-from megathunder.tasks.chat import Action, ChatFormat, Message, RunCommand, SubmitAnswer, observation_text, parse_action
+from megathunder.tasks.chat import Action, ChatFormat, RunCommand, SubmitAnswer, observation_text, parse_action
 from megathunder.tasks.source import SourceState, TaskSource, build_source, heldout_tasks
 from megathunder.tasks.task import (
     BoxedAnswer,
     ExactAnswer,
     Example,
     Grading,
+    Message,
     ProgramCheck,
     RepositoryTests,
+    RewardFunction,
     Task,
     TaskFile,
     TerminalTests,
@@ -28,6 +30,7 @@ __all__ = [
     "Message",
     "ProgramCheck",
     "RepositoryTests",
+    "RewardFunction",
     "RunCommand",
     "SourceState",
     "SubmitAnswer",

@@ -40,6 +40,7 @@ def arithmetic_task(rng: random.Random, task_id: str, kinds: Sequence[str]) -> T
         files=(),
         grading=BoxedAnswer(answer=str(compute(sign, left, right)), or_last_number=True),
         max_turns=1,
+        single_turn=True,
     )
 
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from megathunder.errors import ConfigError
-from megathunder.tasks.task import Example
+from megathunder.tasks.task import Example, Message
 
 SUBMIT = "submit"
 EMPTY_OUTPUT = "-"
@@ -37,13 +37,6 @@ class ChatTokenizer(Protocol):
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = ...) -> str: ...
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **options: object) -> str: ...
-
-
-class Message(NamedTuple):
-    """One message of a conversation; `role` is what the template calls it."""
-
-    role: str
-    content: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

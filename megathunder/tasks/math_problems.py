@@ -45,6 +45,7 @@ def read_problems(path: Path) -> list[Task]:
             files=(),
             grading=BoxedAnswer(answer=problem.answer),
             max_turns=1,
+            single_turn=True,
         )
         found.setdefault(task.content_key, task)
     return list(found.values())

@@ -5,7 +5,19 @@ Grading is data and not code: `sandbox.grade` interprets it, so a task crosses p
 
 from __future__ import annotations
 
+import json
+from typing import Any, NamedTuple
+
+import msgspec
+
 from megathunder.types import Wire
+
+
+class Message(NamedTuple):
+    """One message of a conversation; `role` is what the chat template calls it."""
+
+    role: str
+    content: str
 
 
 class TaskFile(Wire):
@@ -68,7 +80,11 @@ class BoxedAnswer(Wire):
     or_last_number: bool = False
 
 
-Grading = ExactAnswer | ProgramCheck | RepositoryTests | TerminalTests | BoxedAnswer
+class RewardFunction(Wire):
+    """The functions of [reward] decide; they see the task's `row`."""
+
+
+Grading = ExactAnswer | ProgramCheck | RepositoryTests | TerminalTests | BoxedAnswer | RewardFunction
 
 
 class Example(Wire):
@@ -95,11 +111,17 @@ class Task(Wire):
     image: str = ""  # of a container, where sandboxes are containers; empty: the usual one
     agent_limit_s: float = 0.0  # of an attempt, as its author set it; 0: none. A run's own limits bound both
     verifier_limit_s: float = 0.0  # of its grading
+    messages: tuple[Message, ...] = ()  # the conversation before the first turn; empty: `prompt` as a user message
+    row: dict[str, Any] = msgspec.field(default_factory=dict)  # of its table: rewards and environments see it
+    single_turn: bool = False  # the first turn is the answer: nothing of it is executed
+
+    def __hash__(self) -> int:  # its row is a table, which has no hash
+        return hash((self.id, self.prompt))
 
     @property
     def judges_what_is_left(self) -> bool:
         """Whether the state of the work folder is graded however the episode ended, and nothing must be submitted."""
-        return isinstance(self.grading, RepositoryTests | TerminalTests)
+        return isinstance(self.grading, RepositoryTests | TerminalTests | RewardFunction)
 
     def attempt_s(self, run_s: float) -> float:
         """Time for an attempt: what its author set, at most what the run allows."""
@@ -113,7 +135,9 @@ class Task(Wire):
     def content_key(self) -> str:
         """What must not be shared by training and held-out tasks: the request together with its answer."""
         grading = self.grading
-        if isinstance(grading, ExactAnswer | BoxedAnswer):
+        if isinstance(grading, RewardFunction):
+            secret = "" if self.prompt else json.dumps(self.row, sort_keys=True, default=str)
+        elif isinstance(grading, ExactAnswer | BoxedAnswer):
             secret = grading.answer
         else:
             secret = grading.expected if isinstance(grading, ProgramCheck) else self.id

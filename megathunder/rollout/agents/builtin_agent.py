@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from megathunder.rollout.agents.recorder import EpisodeSettings, Recording, RowFull, turn_seed
 from megathunder.rollout.servers.engine import DeadlinePassed
-from megathunder.tasks import BoxedAnswer, SubmitAnswer, observation_text, parse_action
+from megathunder.tasks import SubmitAnswer, observation_text, parse_action
 from megathunder.types import EndReason, Role, Segment, Trajectory
 
 __all__ = ["Episode", "EpisodeSettings", "turn_seed"]
@@ -46,7 +46,7 @@ class Episode:
             turn = await recording.sample(pending)
             if not turn.ended:
                 return EndReason.MAX_TOKENS if turn.no_room else EndReason.MALFORMED
-            if isinstance(task.grading, BoxedAnswer):
+            if task.single_turn:
                 self.answer = turn.text
                 return EndReason.ANSWERED
             action = parse_action(turn.text)

@@ -86,7 +86,9 @@ class Recording:
         return tuple(t for s in self._rows[-1] for t in s.token_ids) if self._rows else ()
 
     def prompt_ids(self) -> list[int]:
-        """The task's own prompt, with its examples."""
+        """The task's own prompt, with its examples, or its conversation."""
+        if self.task.messages:
+            return self.chat.opening_ids(self.task.messages)
         return self.chat.prompt_ids(self.task.prompt, *self.task.examples)
 
     async def sample(self, pending: Segment, max_new_tokens: int | None = None) -> Turn:
