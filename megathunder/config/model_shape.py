@@ -15,7 +15,7 @@ from megathunder.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A decoder-only transformer: Llama, Qwen3, Qwen3-MoE or GLM-4.5-MoE. Sizes are elements, not bytes."""
+    """A decoder-only transformer: Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE or GLM-4.5-MoE. Sizes are elements."""
 
     layers: int
     hidden: int
@@ -148,7 +148,7 @@ def read_model_shape(folder: str | Path, setting: str = "learner.model") -> Mode
         expert_ffn=number("moe_intermediate_size", default=0),
         dense_layers=_dense_layers(config, layers) if experts else -1,
         qk_norm=bool(config.get("use_qk_norm", str(config.get("model_type", "")).startswith("qwen3"))),
-        qkv_bias=bool(config.get("attention_bias", False)),
+        qkv_bias=bool(config.get("attention_bias", config.get("model_type") == "qwen2")),
         max_positions=number("max_position_embeddings", default=0),
     )
 

@@ -15,7 +15,7 @@ from tests.equality.jobs import run_job
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "parity.py"
 JOBS = {  # processes -> (models, layouts, rank of adapters, which are compared with the merged model)
     2: [
-        (["qwen3_tied"], ["tp2", "pp2", "pp2_vpp2", "cp2"], 0),
+        (["qwen3_tied", "qwen2"], ["tp2", "pp2", "pp2_vpp2", "cp2"], 0),
         (["glm4_moe"], ["tp2_sp", "pp2", "ep2", "tp2_sp_ep2_etp1"], 0),
         (["qwen3_tied", "glm4_moe"], ["tp2", "tp2_sp", "pp2", "ep2"], 4),
     ],
@@ -23,7 +23,7 @@ JOBS = {  # processes -> (models, layouts, rank of adapters, which are compared 
     4: [(["qwen3_moe"], ["tp2_sp_pp2", "tp2_sp_ep2_etp2", "tp2_sp_cp2"], 0)],
 }
 # A dense model has no experts to spread, and a mixture under tensor parallelism needs its sequences split.
-COMPARED = {2: [4, 4, 6], 3: [1], 4: [3]}
+COMPARED = {2: [8, 4, 6], 3: [1], 4: [3]}
 
 
 @pytest.mark.parametrize("processes", JOBS)

@@ -23,7 +23,7 @@ from megathunder.publish.delta.snapshot import Snapshot
 from megathunder.publish.envelope import Inline
 from megathunder.publish.publish_session import Round
 
-FAMILIES = ("qwen3", "llama", "qwen3_moe", "glm4_moe")
+FAMILIES = ("qwen2", "mistral", "qwen3", "llama", "qwen3_moe", "glm4_moe")
 SERVED = {
     "qwen3_moe": {"mlp_only_layers": []},  # the engine has experts in every layer; it pads their 48 rows to 64
     "glm4_moe": {"moe_intermediate_size": 64},  # the engine would pad the shared expert as well

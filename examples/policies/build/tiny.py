@@ -43,6 +43,18 @@ def _qwen3(tied: bool) -> Any:
     return transformers.Qwen3Config(**_SHAPE, tie_word_embeddings=tied, rope_parameters=_ROTARY)
 
 
+def _qwen2() -> Any:
+    import transformers
+
+    return transformers.Qwen2Config(**{**_SHAPE, "head_dim": 8}, tie_word_embeddings=True, rope_parameters=_ROTARY)
+
+
+def _mistral() -> Any:
+    import transformers
+
+    return transformers.MistralConfig(**_SHAPE, sliding_window=None, tie_word_embeddings=False, rope_parameters=_ROTARY)
+
+
 def _llama() -> Any:
     import transformers
 
@@ -76,6 +88,8 @@ def _glm4_moe() -> Any:
 
 
 TINY: dict[str, Callable[[], Any]] = {
+    "qwen2": _qwen2,
+    "mistral": _mistral,
     "qwen3": lambda: _qwen3(tied=False),
     "qwen3_tied": lambda: _qwen3(tied=True),
     "llama": _llama,

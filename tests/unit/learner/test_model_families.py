@@ -80,7 +80,7 @@ def test_layers_that_do_not_divide_are_refused(folders: dict[str, Path]) -> None
         build_model(CPU, layout, folder=folders["qwen3"])
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "glm4_moe"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "glm4_moe"])
 def test_rotary_frequencies_are_those_of_transformers(name: str, folders: dict[str, Path]) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -67,7 +67,7 @@ def test_parameters_are_exactly_those_of_the_published_model(name: str, publishe
     assert abs(exact / published - 1) < 0.01
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe", "glm4_moe"])
+@pytest.mark.parametrize("family", ["qwen2", "mistral", "qwen3", "llama", "qwen3_moe", "glm4_moe"])
 def test_a_rank_holds_what_the_learner_that_is_built_holds(family: str, tmp_path: Path) -> None:
     folder = make_tiny(family, tmp_path / family)
     config = with_changes(learner={"model": str(folder), "device": "cpu"})

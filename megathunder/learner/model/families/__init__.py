@@ -7,10 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from megathunder.errors import ConfigError
-from megathunder.learner.model.families import glm4_moe, llama, qwen3, qwen3_moe
+from megathunder.learner.model.families import glm4_moe, llama, mistral, qwen2, qwen3, qwen3_moe
 from megathunder.learner.model.families.rules import Family
 
-FAMILIES: tuple[Family, ...] = (qwen3.FAMILY, llama.FAMILY, qwen3_moe.FAMILY, glm4_moe.FAMILY)
+FAMILIES: tuple[Family, ...] = (
+    qwen2.FAMILY,
+    qwen3.FAMILY,
+    llama.FAMILY,
+    mistral.FAMILY,
+    qwen3_moe.FAMILY,
+    glm4_moe.FAMILY,
+)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
