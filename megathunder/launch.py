@@ -15,7 +15,6 @@ middle of a collective, end when the coordinator says so.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import secrets
 import select
@@ -43,6 +42,7 @@ from megathunder.errors import (
     system_words,
 )
 from megathunder.metrics.run_folder import RunFolder
+from megathunder.processes import die_with_parent
 from megathunder.types import (
     Differentiate,
     ExportPolicy,
@@ -63,7 +63,6 @@ STOP_S = 45.0
 ADDRESS_S = 120.0  # until the coordinator listens
 FIRST_WORD_S = 10.0
 GRACE_S = 30.0
-PR_SET_PDEATHSIG = 1
 TORCHRUN = frozenset(
     [
         "RANK",
@@ -188,7 +187,7 @@ def run_rank(config: Config, folder: Path) -> int:
     ranks = Ranks.from_environment()
     cells = ranks.world // config.learner.ranks_of_a_cell
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        die_with_parent()  # torchrun, which may be killed itself
+        die_with_parent(signal.SIGTERM)  # torchrun, which may be killed itself
     coordinator = None
     try:
         if ranks.rank == 0:
@@ -243,13 +242,8 @@ def _without_torchrun(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _begin_as_child() -> None:
     """Until the coordinator has handlers of its own, Ctrl-C is rank 0's to answer: it ends, and takes this along."""
-    die_with_parent()
+    die_with_parent(signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def die_with_parent() -> None:
-    """From now on the kernel sends SIGTERM when the process that started this one dies, however it dies."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _learn(config: Config, folder: Path, coordinator: CoordinatorProcess | None) -> None:

@@ -37,9 +37,9 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("report",),
 )
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
-SHARED = {"types", "errors", "tracing", "jsonl", "registry", "config"}
+SHARED = {"types", "errors", "tracing", "jsonl", "registry", "processes", "config"}
 COMPOSERS = {"loop", "launch", "coordinator"}
-TORCH_FREE = {"schedule", "simulator", "objectives", "config", "types", "errors", "tracing", "registry"}
+TORCH_FREE = {"schedule", "simulator", "objectives", "config", "types", "errors", "tracing", "registry", "processes"}
 TORCH_ALLOWED_FILES = {"tests/oracles/objective_losses.py"}
 MEGATRON_ROOMS = {"learner", "publish"}
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_COLUMNS = 400, 80, 120

@@ -24,7 +24,7 @@ from megathunder.config.machine_checks import LOOPBACK
 from megathunder.config.sandbox_checks import check_docker_sdk, check_sandbox_installed
 from megathunder.errors import ConfigError, UserError
 from megathunder.sandbox import SandboxPool
-from megathunder.sandbox.serving import SandboxServer
+from megathunder.sandbox.remote_server import SandboxServer
 
 
 def main(argv: list[str]) -> int:

@@ -12,14 +12,14 @@ SIGINT (Ctrl-C) does. The status is torchrun's, 128 + n where signal n ended it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import signal
 import subprocess
 import sys
 
 import psutil
 
-PR_SET_PDEATHSIG = 1
+from megathunder.processes import die_with_parent
+
 HANDLED = "SIGINT,SIGHUP,SIGQUIT"  # by torchrun: its own list without SIGTERM
 AGENT = "--run-agent"  # this file's first word where it is torchrun itself
 
@@ -90,7 +90,7 @@ def _ranks(agent: int) -> dict[str, list[psutil.Process]]:
 def _before_torchrun() -> None:
     """A SIGTERM to everything at once must not reach it either; it ends its ranks when this process is killed."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
+    die_with_parent(signal.SIGINT)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Placement on a virtual clock: the board and policies of live runs in front of model servers.
+"""Placement on a virtual clock: the state and policies of live runs in front of model servers.
 
-    turn ready -> Board.arrive -> Board.grants -> EngineModel ... -> Board.ended -> gap -> next turn ready
+    turn ready -> RoutingState.arrive -> .grants -> EngineModel ... -> RoutingState.ended -> gap -> next turn ready
 
 Deterministic. What it answers is how many prompt tokens are computed again and how long turns wait, under a policy and
 a cache size; its seconds are those of `EngineCosts`.
@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from benchmarks.papers.agent_traces import AgentTrace
 from benchmarks.papers.engine_model import EngineCosts, EngineModel, Job
 from benchmarks.papers.radix_cache import RadixCache
-from megathunder.rollout.routing import Board, Request
-from megathunder.rollout.routing.routing_policies import Policy
+from megathunder.rollout.routing import Request, RoutingState
+from megathunder.rollout.routing.routing_policies import RoutingPolicy
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Outcome:
 
 def simulate_placement(
     traces: Sequence[AgentTrace],
-    policy: Policy,
+    policy: RoutingPolicy,
     *,
     servers: int,
     cache_tokens: int,
@@ -51,14 +51,14 @@ class _Run:
     def __init__(
         self,
         traces: Sequence[AgentTrace],
-        policy: Policy,
+        policy: RoutingPolicy,
         servers: int,
         cache_tokens: int,
         max_running: int,
         costs: EngineCosts,
         seed: int,
     ) -> None:
-        self._board, self._outcome = Board(policy), Outcome()
+        self._state, self._outcome = RoutingState(policy), Outcome()
         self._engines = {
             f"server-{i}": EngineModel(RadixCache(cache_tokens), costs, max_running) for i in range(servers)
         }
@@ -82,8 +82,8 @@ class _Run:
             else:
                 self._step_ended(*event, now)
             self._go(now)
-        assert not self._board.waiting and not self._board.living, "every request ran"
-        self._outcome.wall_s, self._outcome.moves = now, self._board.moves
+        assert not self._state.waiting and not self._state.active, "every request ran"
+        self._outcome.wall_s, self._outcome.moves = now, self._state.moves
         return self._outcome
 
     def _at(self, time_s: float, event: object) -> None:
@@ -93,11 +93,11 @@ class _Run:
         self._context[trace.id] += trace.turns[self._turn[trace.id]].observation
         request = Request(trajectory=trace.id, tokens=len(self._context[trace.id]), serial=next(self._serial))
         self._requests[request.serial] = (request, now)
-        self._board.arrive(request)
+        self._state.arrive(request)
 
     def _go(self, now: float) -> None:
         """Grants to their servers; every idle server that has work begins a step."""
-        for request, server in self._board.grants(tuple(self._engines)):
+        for request, server in self._state.grants(tuple(self._engines)):
             turn = self._traces[request.trajectory].turns[self._turn[request.trajectory]]
             samples = tuple(self._chance.randrange(10, 2000) for _ in range(turn.action_tokens))
             job = Job(prompt=self._context[request.trajectory], samples=samples)
@@ -119,8 +119,8 @@ class _Run:
             self._outcome.turn_s.append(now - ready_s)
             self._context[trajectory] = job.prompt + job.samples
             self._turn[trajectory] += 1
-            self._board.ended(request, server, tokens=len(self._context[trajectory]))
+            self._state.ended(request, server, tokens=len(self._context[trajectory]))
             if self._turn[trajectory] < len(trace.turns):
                 self._at(now + trace.turns[self._turn[trajectory]].gap_s, trace)
             else:
-                self._board.forget(trajectory)
+                self._state.release(trajectory)

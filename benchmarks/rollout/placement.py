@@ -32,10 +32,10 @@ from benchmarks.rollout import option_checks
 from benchmarks.rollout.tables import show_placement
 from benchmarks.rollout.wide import LONGEST, wide_policy
 from megathunder.config.model_shape import read_model_shape
-from megathunder.config.placement import PlacementConfig
 from megathunder.config.rollout import RolloutConfig
+from megathunder.config.routing import RoutingConfig
 from megathunder.errors import UserError
-from megathunder.rollout.routing import Placer, build_policy, build_router
+from megathunder.rollout.routing import RequestRouter, build_policy, build_router
 from megathunder.rollout.routing.routing_policies import CacheAware
 from megathunder.rollout.servers.client import EngineClient
 from megathunder.rollout.servers.control import ServerControl
@@ -142,7 +142,7 @@ async def _measure(arguments: argparse.Namespace) -> list[Row]:
 
 
 class Bench:
-    """Every policy on one trace. A policy keeps its placer over the rounds, as a run does over updates."""
+    """Every policy on one trace. A policy keeps its router over the rounds, as a run does over updates."""
 
     def __init__(
         self,
@@ -156,15 +156,15 @@ class Bench:
     ) -> None:
         self._pool, self._control, self._client, self._config = pool, control, client, config
         self._arguments, self._observation = arguments, observation
-        self._placers: dict[str, Placer] = {
-            name: build_router(PlacementConfig(policy=name, in_flight=arguments.in_flight), config, pool)
+        self._routers: dict[str, RequestRouter] = {
+            name: build_router(RoutingConfig(policy=name, in_flight=arguments.in_flight), config, pool)
             for name in policies
         }
 
     async def rounds(self) -> list[Row]:
         """Rows of every policy and round, the first round left out."""
         rows: list[Row] = []
-        names = list(self._placers)
+        names = list(self._routers)
         for number in range(-1, self._arguments.rounds):
             shift = (number + 1) % len(names)
             for name in names[shift:] + names[:shift]:
@@ -176,14 +176,14 @@ class Bench:
                     flush=True,
                 )
                 rows += [row] if number >= 0 else []
-        for placer in self._placers.values():
-            await placer.close()
+        for router in self._routers.values():
+            await router.close()
         return rows
 
     async def _once(self, name: str, number: int) -> Row:
         for server in self._pool.ready:
             await self._control.flush_cache(server)
-        engine = Engine(self._pool, self._client, self._config, self._placers[name])
+        engine = Engine(self._pool, self._client, self._config, self._routers[name])
         agents = [Agent(trace, engine, self._arguments.seed) for trace in trace_of(self._arguments, self._observation)]
         cpu_s, started_s = self._cpu_s(), time.monotonic()
         await asyncio.gather(*(agent.run() for agent in agents))
@@ -231,7 +231,7 @@ class Agent:
             self.prompt_tokens += answer.prompt_tokens
             self.cached_tokens += answer.cached_tokens
             context += answer.token_ids
-        self._engine.forget(self._trace.id)
+        self._engine.release(self._trace.id)
 
 
 def trace_of(arguments: argparse.Namespace, observation: int) -> tuple[AgentTrace, ...]:
@@ -276,7 +276,7 @@ def _medians(rows: list[Row]) -> dict[str, float]:
 def _foretold(policy: str, arguments: argparse.Namespace, observation: int) -> int:
     """Computed tokens on the simulator's clock, once the policy knows how long trajectories get."""
     rollout = RolloutConfig(max_total_tokens=arguments.cache_tokens, max_running_requests=32)
-    rule = build_policy(PlacementConfig(policy=policy, in_flight=arguments.in_flight), rollout)
+    rule = build_policy(RoutingConfig(policy=policy, in_flight=arguments.in_flight), rollout)
     traces = trace_of(arguments, observation)
     if isinstance(rule, CacheAware):
         rule.mean_tokens = statistics.mean(trace.tokens for trace in traces)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import socket
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 from megathunder.config.kernels import choose_layers, choose_optimizer
 from megathunder.config.root import Config
 from megathunder.errors import ConfigError
+from megathunder.processes import missing_cores, port_error
 
 GPU_MEMORY_GIB = {
     "A100": 79.0,
@@ -81,11 +81,11 @@ def check_task_files(config: Config) -> None:
 
 def check_router_installed(config: Config) -> None:
     """An external router is a package of its own."""
-    if config.placement.policy == "sglang_router" and find_spec("sglang_router") is None:
+    if config.routing.policy == "sglang_router" and find_spec("sglang_router") is None:
         raise ConfigError(
-            "placement.policy = 'sglang_router', and the package sglang-router is not installed",
+            "routing.policy = 'sglang_router', and the package sglang-router is not installed",
             expected="sglang-router in this environment",
-            remedy="pip install --no-deps -r requirements/router.txt, or choose another placement.policy",
+            remedy="pip install --no-deps -r requirements/router.txt, or choose another routing.policy",
         )
 
 
@@ -102,7 +102,7 @@ def check_cpu_cores(config: Config) -> None:
     available = sorted(os.sched_getaffinity(0))
     wanted = {"rollout.cpu_cores": config.rollout.cpu_cores, "learner.cpu_cores": config.learner.cpu_cores}
     for setting, cores in wanted.items():
-        if missing := [core for core in cores if core not in available]:
+        if missing := missing_cores(cores):
             raise ConfigError(
                 f"{setting} = {list(cores)}; this process may not use {missing}",
                 expected=f"cores out of {available}",
@@ -135,17 +135,13 @@ def check_ports(config: Config) -> None:
     if rollout.urls or not rollout.port:
         return
     for port in range(rollout.port, rollout.port + rollout.servers):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((rollout.host, port))
-            except OSError as error:
-                raise ConfigError(
-                    f"rollout.port = {rollout.port} with {rollout.servers} server(s): cannot listen at "
-                    f"{rollout.host}:{port} ({error.strerror})",
-                    expected="free ports from rollout.port on",
-                    remedy="set rollout.port = 0 to have free ones chosen, or stop what is in use there",
-                ) from None
+        if error := port_error(rollout.host, port):
+            raise ConfigError(
+                f"rollout.port = {rollout.port} with {rollout.servers} server(s): cannot listen at "
+                f"{rollout.host}:{port} ({error})",
+                expected="free ports from rollout.port on",
+                remedy="set rollout.port = 0 to have free ones chosen, or stop what is in use there",
+            )
 
 
 def check_server_urls(config: Config) -> None:

@@ -9,10 +9,10 @@ from megathunder.config.hardware import HardwareConfig
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.metrics import MetricsConfig
 from megathunder.config.objective import GrpoConfig, LossConfig, OpdConfig
-from megathunder.config.placement import PlacementConfig
 from megathunder.config.publish import PublishConfig
 from megathunder.config.replay import ReplayConfig
 from megathunder.config.rollout import RolloutConfig
+from megathunder.config.routing import RoutingConfig
 from megathunder.config.run import RunConfig
 from megathunder.config.sagc import SagcConfig
 from megathunder.config.salt import SaltConfig
@@ -39,7 +39,7 @@ class Config:
     tasks: TasksConfig = field(default_factory=TasksConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
-    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    routing: RoutingConfig = field(default_factory=RoutingConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     grpo: GrpoConfig = field(default_factory=GrpoConfig)
     salt: SaltConfig = field(default_factory=SaltConfig)

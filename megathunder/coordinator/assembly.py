@@ -82,7 +82,7 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
         await sandboxes.start()
         stack.push_async_callback(_end_sandboxes, sandboxes, monitor)
         servers, teacher = await _start_servers(config, folder, stack, on_restart)
-        placer = build_router(config.placement, config.rollout, servers)
+        router = build_router(config.routing, config.rollout, servers)
         collector = await stack.enter_async_context(
             Collector(
                 config.rollout,
@@ -93,7 +93,7 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
                 chat=ChatFormat(tokenizer),
                 seed=config.run.seed,
                 teacher=teacher,
-                placer=placer,
+                router=router,
             )
         )
         drafts = await stack.enter_async_context(drafting(config.drafting, servers, config.rollout.api_key))

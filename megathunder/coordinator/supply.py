@@ -58,7 +58,7 @@ class Servers(Protocol):
     def servers(self) -> tuple[ServerAddress, ...]:
         """Those that are not lost, ready or not."""
 
-    def suspect(self, server: ServerAddress) -> None: ...
+    def probe_now(self, server: ServerAddress) -> None: ...
 
 
 class NoServers:
@@ -67,7 +67,7 @@ class NoServers:
     ready: tuple[ServerAddress, ...] = ()
     servers: tuple[ServerAddress, ...] = ()
 
-    def suspect(self, server: ServerAddress) -> None:
+    def probe_now(self, server: ServerAddress) -> None:
         raise AssertionError(f"{server.name} is no server of this run")
 
 

@@ -35,13 +35,15 @@ async def reach_servers(parts: Parts, version: int, send: Send) -> list[tuple[Pu
             sent.append(await send(lacking))
             failed = {server for server in lacking if server.name in sent[-1][1].stats.failed_servers}
             for server in failed:
-                parts.servers.suspect(server)
+                parts.servers.probe_now(server)
         held = await held_versions(parts, parts.servers.ready)
         lacking = tuple(server for server, holds in held.items() if holds != version or server in failed)
         enough = len(held) - len(lacking) >= needed
         if enough and (not lacking or len(sent) >= ATTEMPTS):
             for server in lacking:
-                parts.servers.condemn(server, f"it did not acknowledge version {version}, and holds {held[server]}")
+                parts.servers.mark_unhealthy(
+                    server, f"it did not acknowledge version {version}, and holds {held[server]}"
+                )
             return sent
         if len(parts.servers.servers) < needed or time.monotonic() > deadline:
             break
@@ -65,7 +67,7 @@ async def held_versions(parts: Parts, servers: Iterable[ServerAddress]) -> dict[
             return await control.version(server)
         except InfrastructureFailure as failure:
             log.warning("%s", failure)
-            parts.servers.suspect(server)
+            parts.servers.probe_now(server)
             return -1
 
     async with parts.control() as control:

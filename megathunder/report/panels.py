@@ -3,7 +3,7 @@
     SAGC           sizes, share of groups with a straggler against its target, its price, the believed risk of a size
     SALT           cancellation against the severe one, spectrum, factor of the residual channel
     drafts         tokens a request gains in a step, drafted and accepted tokens, share of steps without drafts
-    placement      context tokens that a prefix cache held, and those that were computed
+    routing        context tokens that a prefix cache held, and those that were computed
 
 Drawn from rows alone. Called by `report.py`.
 """
@@ -39,7 +39,7 @@ class Feature:
 
 def features(config: Config, rows: Rows) -> Iterator[Feature]:
     """The sections that `rows` have something for."""
-    for told in (_sagc, _salt, _drafts, _placement):
+    for told in (_sagc, _salt, _drafts, _routing):
         if found := told(config, rows):
             title, words, panels = found
             yield Feature(title=title, words=words, panels=draw(panels, rows, columns=len(panels)))
@@ -191,13 +191,13 @@ def _without_drafts(axes: Axes, told: Rows) -> None:
     _shares(axes)
 
 
-def _placement(config: Config, rows: Rows) -> Told | None:
+def _routing(config: Config, rows: Rows) -> Told | None:
     told = [(row.update, row.context_tokens, row.cached_tokens or 0) for row in rows if row.context_tokens]
     if not told:
         return None
     updates, context, cached = (list(column) for column in zip(*told, strict=True))
     servers = len(config.rollout.urls) or config.rollout.servers
-    words = f"placement.policy = {config.placement.policy} on {servers} server(s): {sum(cached) / sum(context):.1%} of "
+    words = f"routing.policy = {config.routing.policy} on {servers} server(s): {sum(cached) / sum(context):.1%} of "
     words += f"the {sum(context):,} tokens that turns brought as their contexts lay in a prefix cache."
     computed = [a - b for a, b in zip(context, cached, strict=True)]
     parts = {"cached": (cached, plot_style.GOOD), "computed": (computed, plot_style.ROLLOUT)}
@@ -206,7 +206,7 @@ def _placement(config: Config, rows: Rows) -> Told | None:
         partial(_stacked, title="context tokens", updates=updates, parts=parts),
         partial(_cached_share, updates=updates, shares=shares),
     ]
-    return "Placement and prefix caches", words, panels
+    return "Routing and prefix caches", words, panels
 
 
 def _cached_share(axes: Axes, updates: Sequence[int], shares: Sequence[float]) -> None:

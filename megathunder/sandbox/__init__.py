@@ -4,7 +4,6 @@ Called by rollout/ and evaluation/. Refuses to start where the isolation does no
 """
 
 from megathunder.sandbox.interface import ExecResult, Pool, Sandbox
-from megathunder.sandbox.opening import open_pool
-from megathunder.sandbox.pool import SandboxPool
+from megathunder.sandbox.pool import SandboxPool, open_pool
 
 __all__ = ["ExecResult", "Pool", "Sandbox", "SandboxPool", "open_pool"]

@@ -17,7 +17,8 @@ from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import ConfigError, InfrastructureFailure
 from megathunder.sandbox.backends import build_backend
 from megathunder.sandbox.bubblewrap import UIDS_PER_PROCESS
-from megathunder.sandbox.interface import Backend, ExecResult, Member
+from megathunder.sandbox.interface import Backend, ExecResult, Member, Pool
+from megathunder.sandbox.remote_pool import RemotePool
 from megathunder.tasks import TaskFile
 
 
@@ -185,3 +186,8 @@ class SandboxPool:
             if self._closed:
                 return
             self._idle.append(await self._new())
+
+
+def open_pool(config: SandboxConfig) -> Pool:
+    """The pool that the settings ask for, of this machine or of others; not started yet."""
+    return RemotePool(config) if config.backend == "remote" else SandboxPool(config)

@@ -20,7 +20,7 @@ from megathunder.errors import InfrastructureFailure, IsolationError
 from megathunder.rewards.grading import grade
 from megathunder.sandbox import ExecResult, Pool, SandboxPool, open_pool
 from megathunder.sandbox.interface import Sandbox
-from megathunder.sandbox.remote import RemotePool
+from megathunder.sandbox.remote_pool import RemotePool
 from megathunder.tasks import TaskFile, build_source
 
 ROOT = Path(__file__).resolve().parents[2]

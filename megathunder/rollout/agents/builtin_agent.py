@@ -11,7 +11,7 @@ Called by the collector. Raises InfrastructureFailure when retries and replays a
 
 from __future__ import annotations
 
-from megathunder.rollout.agents.recorder import EpisodeSettings, Recording, RowFull, turn_seed
+from megathunder.rollout.agents.recorder import EpisodeSettings, RowFull, TrajectoryRecorder, turn_seed
 from megathunder.rollout.servers.engine import DeadlinePassed
 from megathunder.tasks import SubmitAnswer, observation_text, parse_action
 from megathunder.types import EndReason, Role, Segment, Trajectory
@@ -22,8 +22,8 @@ __all__ = ["Episode", "EpisodeSettings", "turn_seed"]
 class Episode:
     """One attempt. `answer` is what was submitted, if anything was, once `run` has returned."""
 
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
+    def __init__(self, recorder: TrajectoryRecorder) -> None:
+        self._recorder = recorder
         self.answer: str | None = None
 
     async def run(self) -> Trajectory:
@@ -35,15 +35,15 @@ class Episode:
         except RowFull:
             reason = EndReason.MAX_TOKENS
         finally:
-            self._recording.forget()
-        return self._recording.trajectory(reason)
+            self._recorder.release()
+        return self._recorder.trajectory(reason)
 
     async def _until_end(self) -> EndReason:
-        recording = self._recording
-        task, chat, config = recording.task, recording.chat, recording.settings.rollout
-        pending = Segment(role=Role.PROMPT, token_ids=tuple(recording.prompt_ids()))
+        recorder = self._recorder
+        task, chat, config = recorder.task, recorder.chat, recorder.settings.rollout
+        pending = Segment(role=Role.PROMPT, token_ids=tuple(recorder.prompt_ids()))
         while True:
-            turn = await recording.sample(pending)
+            turn = await recorder.sample(pending)
             if not turn.ended:
                 return EndReason.MAX_TOKENS if turn.no_room else EndReason.MALFORMED
             if task.single_turn:
@@ -53,8 +53,8 @@ class Episode:
             if isinstance(action, SubmitAnswer):
                 self.answer = action.answer
                 return EndReason.ANSWERED
-            result = await recording.run_command(action.command)
-            if recording.turns >= task.max_turns:
+            result = await recorder.run_command(action.command)
+            if recorder.turns >= task.max_turns:
                 return EndReason.MAX_TURNS
             shown = observation_text(result.output, config.observation_characters, result.notice)
             pending = Segment(role=Role.OBSERVATION, token_ids=tuple(chat.observation_ids(shown)))

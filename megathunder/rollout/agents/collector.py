@@ -21,10 +21,10 @@ from megathunder.config.rollout import RolloutConfig
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import InfrastructureFailure
 from megathunder.rollout.agents.builtin_agent import Episode
-from megathunder.rollout.agents.recorder import EpisodeSettings, Recording
+from megathunder.rollout.agents.recorder import EpisodeSettings, TrajectoryRecorder
 from megathunder.rollout.agents.workspace import Sandbox, Sandboxes, Workspace
 from megathunder.rollout.endpoint import AgentEndpoint, HarnessEpisode
-from megathunder.rollout.routing import Placer
+from megathunder.rollout.routing import RequestRouter
 from megathunder.rollout.servers.client import EngineClient
 from megathunder.rollout.servers.engine import DeadlinePassed, Engine, EpisodeClock
 from megathunder.rollout.servers.supervisor import ServerPool
@@ -61,12 +61,12 @@ class Collector:
         chat: ChatFormat,
         seed: int,
         teacher: ServerPool | None = None,
-        placer: Placer | None = None,
+        router: RequestRouter | None = None,
     ) -> None:
         self._config, self._sandbox = config, sandbox
         self._sandboxes, self._grade, self._chat, self._seed = sandboxes, grade, chat, seed
         self._client = EngineClient(timeout_s=config.request_timeout_s, api_key=config.api_key)
-        self._engine = Engine(servers, self._client, config, placer)
+        self._engine = Engine(servers, self._client, config, router)
         self._places = asyncio.Semaphore(config.max_concurrent)  # of all batches that run at once
         self._graders, self._told_slow = asyncio.Semaphore(sandbox.graders), False
         self._teacher = Engine(teacher, self._client, config) if teacher else None
@@ -160,7 +160,7 @@ class Collector:
             if scorer is not None:
                 scorer.begin(turn, token_ids)
 
-        recording = Recording(
+        recorder = TrajectoryRecorder(
             task,
             report.id,
             lane=report.lane,
@@ -170,9 +170,9 @@ class Collector:
             workspace=workspace,
             on_turn=on_turn,
         )
-        episode: Episode | HarnessEpisode = Episode(recording)
+        episode: Episode | HarnessEpisode = Episode(recorder)
         if self._config.agent == "command":
-            episode = HarnessEpisode(recording, self._endpoint, self._config.agent_command)
+            episode = HarnessEpisode(recorder, self._endpoint, self._config.agent_command)
         trajectory: Trajectory = await episode.run()
         report.emit(TrajectoryCompleted(trajectory=trajectory, at_s=time.monotonic()))
         started_s = time.monotonic()
@@ -257,7 +257,7 @@ class Scorer:
         """Stop what is still asked for. Idempotent."""
         for task in self._tasks:
             task.cancel()
-        self._teacher.forget(self._report.id)
+        self._teacher.release(self._report.id)
 
     async def _score(self, turn: TurnCompleted, token_ids: tuple[int, ...]) -> None:
         action = turn.segments[-1]

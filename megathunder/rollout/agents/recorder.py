@@ -57,7 +57,7 @@ class Turn:
     generation: Generation
 
 
-class Recording:
+class TrajectoryRecorder:
     """`on_turn` gets every turn as it is fixed, with all tokens of its row up to its end, [T]."""
 
     def __init__(
@@ -101,7 +101,7 @@ class Recording:
         wanted = min(config.max_new_tokens, max_new_tokens or config.max_new_tokens)
         with tracing.span(self._lane, "turn", turn=self.turns):
             generation = await self._generate(context, min(wanted, room))
-        self._fix(pending, generation, context)
+        self._append_turn(pending, generation, context)
         end = self.chat.end_token_id
         sampled = generation.token_ids
         return Turn(
@@ -152,9 +152,9 @@ class Recording:
             tool_s=self._tool_s,
         )
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """The attempt is over: its place at a server is free."""
-        self._engine.forget(self.id)
+        self._engine.release(self.id)
 
     async def _generate(self, context: tuple[int, ...], max_new_tokens: int) -> Generation:
         config = self.settings.rollout
@@ -171,7 +171,7 @@ class Recording:
             self.id, context, sampling, policy_version=self.settings.policy_version, clock=self.clock
         )
 
-    def _fix(self, pending: Segment, generation: Generation, context: tuple[int, ...]) -> None:
+    def _append_turn(self, pending: Segment, generation: Generation, context: tuple[int, ...]) -> None:
         if pending.role is Role.PROMPT:
             self._rows.append([])
         action = Segment(

@@ -8,7 +8,7 @@
     the time is used up             DEADLINE
 
 The harness is trusted code, like the servers, and runs here: outside the sandbox, where no command of the policy can
-read its memory, end it or speak in its place. What the policy says is executed only through the session, in the
+read its memory, end it or speak in its assignment. What the policy says is executed only through the session, in the
 sandbox. It gets a cleared environment, a home that is removed afterwards, and dies with this process.
 Called by the collector. Raises InfrastructureFailure.
 """
@@ -16,36 +16,31 @@ Called by the collector. Raises InfrastructureFailure.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shlex
-import signal
 import sys
 import tempfile
 from pathlib import Path
 
-import psutil
-
 from megathunder.errors import InfrastructureFailure
-from megathunder.rollout.agents.recorder import Recording
+from megathunder.processes import guarded, kill_family
+from megathunder.rollout.agents.recorder import TrajectoryRecorder
 from megathunder.rollout.endpoint.server import AgentEndpoint
 from megathunder.rollout.endpoint.session import Session
 from megathunder.types import EndReason, Trajectory
 
-GUARD = Path(__file__).parents[1] / "servers" / "guard.py"
 INHERITED = ("LANG", "LC_ALL", "TZ", "PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS")
 EXIT_S = 2.0  # from the end of a session to the harness's own exit
 MODEL = "policy"  # what harnesses call it
-DEATH_S = 2.0  # for what it started to be gone after SIGKILL
 WORDS_BYTES = 2000  # of its last output, for error messages
 
 
 class HarnessEpisode:
     """One attempt. `answer` is what was submitted, if anything was, once `run` has returned."""
 
-    def __init__(self, recording: Recording, endpoint: AgentEndpoint, command: str) -> None:
-        self._recording, self._endpoint, self._command = recording, endpoint, command
-        self._session = Session(recording, MODEL)
+    def __init__(self, recorder: TrajectoryRecorder, endpoint: AgentEndpoint, command: str) -> None:
+        self._recorder, self._endpoint, self._command = recorder, endpoint, command
+        self._session = Session(recorder, MODEL)
         self.answer: str | None = None
 
     async def run(self) -> Trajectory:
@@ -57,16 +52,16 @@ class HarnessEpisode:
         finally:
             await self._session.stop()
             self._endpoint.close(key)
-            self._recording.forget()
+            self._recorder.release()
         self.answer = self._session.answer
-        return self._recording.trajectory(reason)
+        return self._recorder.trajectory(reason)
 
     async def _until_end(self, key: str, home: Path) -> EndReason:
         session, said = self._session, home / "output"
+        command = self._command.replace("{model}", session.model).replace("{base_url}", self._endpoint.url)
         with said.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-S", "-E", str(GUARD), str(os.getpid()), "-"),
-                *shlex.split(self._command.replace("{model}", session.model).replace("{base_url}", self._endpoint.url)),
+                *guarded(shlex.split(command)),
                 env=environment(self._endpoint.url, key, session.model, home),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
@@ -76,12 +71,12 @@ class HarnessEpisode:
         try:
             await self._wait(process)
         finally:
-            await asyncio.shield(end_family(process))
+            await asyncio.shield(kill_family(process))
         if session.failure is not None:
             raise session.failure
         if session.reason is not None:
             return session.reason
-        if self._recording.clock.remaining_s <= 0:
+        if self._recorder.clock.remaining_s <= 0:
             return EndReason.DEADLINE
         if session.limit is not None:
             return session.limit
@@ -95,7 +90,7 @@ class HarnessEpisode:
         """Until the harness exits, its session is over (then a moment longer), or its time is used up."""
         exited, over = asyncio.create_task(process.wait()), asyncio.create_task(self._session.over.wait())
         try:
-            while not exited.done() and (left_s := self._recording.clock.remaining_s) > 0:  # which failures extend
+            while not exited.done() and (left_s := self._recorder.clock.remaining_s) > 0:  # which failures extend
                 await asyncio.wait((exited, over), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
                 if over.done():
                     await asyncio.wait((exited,), timeout=EXIT_S)
@@ -118,17 +113,3 @@ def environment(url: str, key: str, model: str, home: Path) -> dict[str, str]:
         "OPENAI_MODEL": model,
         "NO_PROXY": "127.0.0.1",
     }
-
-
-async def end_family(process: asyncio.subprocess.Process) -> None:
-    """End the harness and everything it started."""
-    family: list[psutil.Process] = []
-    with contextlib.suppress(psutil.NoSuchProcess):
-        family = psutil.Process(process.pid).children(recursive=True)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    for member in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
-    await process.wait()
-    await asyncio.to_thread(psutil.wait_procs, family, timeout=DEATH_S)

@@ -92,7 +92,7 @@ class AgentEndpoint:
             response: web.StreamResponse = await stream(request, chunks(session.model, number, turn.text, finish))
         else:
             sampled = len(turn.generation.token_ids)
-            prompt = len(session.recording.row_ids) - sampled
+            prompt = len(session.recorder.row_ids) - sampled
             response = web.json_response(completion(session.model, number, turn.text, finish, prompt, sampled))
             await response.prepare(request)
             await response.write_eof()

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Sequence
 from jinja2 import TemplateError
 
 from megathunder.errors import InfrastructureFailure
-from megathunder.rollout.agents.recorder import Recording, RowFull, Turn
+from megathunder.rollout.agents.recorder import RowFull, TrajectoryRecorder, Turn
 from megathunder.rollout.endpoint.chat_completions import ExecAnswer, Refused, TaskAnswer
 from megathunder.rollout.endpoint.conversation import Conversation
 from megathunder.rollout.servers.engine import DeadlinePassed
@@ -36,14 +36,14 @@ CUT_OFF = Refused(409, "cut_off", "the last turn was cut off (finish_reason leng
 class Session:
     """`over` is set when nothing more will be answered; then `reason`, `answer` and `failure` are final."""
 
-    def __init__(self, recording: Recording, model: str) -> None:
-        self.recording, self.model = recording, model
+    def __init__(self, recorder: TrajectoryRecorder, model: str) -> None:
+        self.recorder, self.model = recorder, model
         self.over = asyncio.Event()
         self.answer: str | None = None
         self.reason: EndReason | None = None
         self.limit: EndReason | None = None
         self.failure: InfrastructureFailure | None = None
-        self._conversation = Conversation(recording.chat)
+        self._conversation = Conversation(recorder.chat)
         self._one = asyncio.Lock()
         self._worker: asyncio.Task[object] | None = None
         self._last: Turn | None = None
@@ -51,7 +51,7 @@ class Session:
 
     @property
     def task(self) -> TaskAnswer:
-        task = self.recording.task
+        task = self.recorder.task
         return TaskAnswer(
             id=task.id,
             kind=task.kind,
@@ -67,10 +67,10 @@ class Session:
             given = list(messages)
             if self._undelivered is not None and self._undelivered[0] == given:
                 return self._undelivered[1]
-            if self.recording.turns >= self.recording.task.max_turns:
+            if self.recorder.turns >= self.recorder.task.max_turns:
                 raise self._reached(EndReason.MAX_TURNS)
             try:
-                turn = await self.recording.sample(self._conversation.place(given), max_new_tokens)
+                turn = await self.recorder.sample(self._conversation.place(given), max_new_tokens)
             except TemplateError as error:
                 raise Refused(400, "invalid_messages", f"the chat template refuses them: {error}") from error
             except RowFull:
@@ -79,7 +79,7 @@ class Session:
                 raise self._finish(EndReason.DEADLINE) from None
             except InfrastructureFailure as failure:
                 raise self._failed(failure) from failure
-            self._conversation.answered(given, turn.text, self.recording.row_ids, ended=turn.ended)
+            self._conversation.answered(given, turn.text, self.recorder.row_ids, ended=turn.ended)
             self._last, self._undelivered = turn, (given, turn)
             return turn
 
@@ -94,7 +94,7 @@ class Session:
             if self._last is not None and not self._last.ended:
                 raise CUT_OFF
             try:
-                result = await self.recording.run_command(command, limit_s)
+                result = await self.recorder.run_command(command, limit_s)
             except DeadlinePassed:
                 raise self._finish(EndReason.DEADLINE) from None
             except InfrastructureFailure as failure:

@@ -1,15 +1,16 @@
 """Which request goes to which server, and when: the deciding code in plain Python, the waiting in `router.py`.
 
-    Request -> Board.arrive -> waiting -> Board.grants -> in flight -> Board.ended -> ... -> Board.forget
+    Request -> RoutingState.arrive -> waiting -> RoutingState.grants -> in flight -> RoutingState.ended
+    ... -> RoutingState.release
 
-The same board and policies run in front of live servers and on the simulator's virtual clock.
+The same code runs in front of live servers and on the simulator's virtual clock.
 """
 
 from __future__ import annotations
 
 from megathunder.rollout.routing.build_router import build_policy, build_router
 from megathunder.rollout.routing.request import Request
-from megathunder.rollout.routing.request_router import Place, Placer, Router
-from megathunder.rollout.routing.routing_state import Board
+from megathunder.rollout.routing.request_router import Assignment, PolicyRouter, RequestRouter
+from megathunder.rollout.routing.routing_state import RoutingState
 
-__all__ = ["Board", "Place", "Placer", "Request", "Router", "build_policy", "build_router"]
+__all__ = ["Assignment", "PolicyRouter", "Request", "RequestRouter", "RoutingState", "build_policy", "build_router"]

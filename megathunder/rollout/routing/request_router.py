@@ -1,8 +1,9 @@
-"""Requests wait here until the board lets them go.
+"""Requests wait here until the policy sends them to a server.
 
-    place = await router.place(trajectory, tokens, version) ... router.done(place)      router.forget(trajectory)
+    assignment = await router.assign(trajectory, tokens, version) ... router.done(assignment)
+    router.release(trajectory)
 
-Called by `engine.py`, in one event loop. Every arrival, end and change of the pool asks the board for grants, so
+Called by `engine.py`, in one event loop. Every arrival, end and change of the pool asks the routing state for grants:
 nothing polls. A request that is cancelled while it waits gives its turn back; when every server is lost, those that
 wait fail.
 """
@@ -17,12 +18,12 @@ from typing import Protocol
 
 from megathunder.errors import InfrastructureFailure
 from megathunder.rollout.routing.request import Request
-from megathunder.rollout.routing.routing_state import Board
+from megathunder.rollout.routing.routing_state import RoutingState
 from megathunder.types import ServerAddress, TrajectoryId
 
 
 class Pool(Protocol):
-    """What placement needs of `supervisor.ServerPool`."""
+    """What routing needs of `supervisor.ServerPool`."""
 
     listeners: list[Callable[[], None]]
 
@@ -34,59 +35,59 @@ class Pool(Protocol):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Place:
-    """A request's permission to run on `server`. `tokens`: its context and what was sampled, once that is known."""
+class Assignment:
+    """The server that a request runs on. `tokens`: its context and what was sampled, once that is known."""
 
     request: Request
     server: ServerAddress
     tokens: int = 0
 
 
-class Placer(Protocol):
-    """Placement of one pool's requests."""
+class RequestRouter(Protocol):
+    """Routing of one pool's requests."""
 
-    async def place(self, trajectory: TrajectoryId, tokens: int, version: int) -> Place:
+    async def assign(self, trajectory: TrajectoryId, tokens: int, version: int) -> Assignment:
         """Wait for a server; `tokens` is the length of the context the request brings."""
 
-    def done(self, place: Place) -> None:
+    def done(self, assignment: Assignment) -> None:
         """The request ended, well or not."""
 
-    def forget(self, trajectory: TrajectoryId) -> None:
+    def release(self, trajectory: TrajectoryId) -> None:
         """The trajectory ended. Idempotent."""
 
     async def close(self) -> None:
         """No request is under way any more. Idempotent."""
 
 
-class Router:
-    """A board in front of a pool."""
+class PolicyRouter:
+    """Decides here, by a routing policy (`routing_policies.py`)."""
 
-    def __init__(self, board: Board, pool: Pool) -> None:
-        self.board, self._pool = board, pool
+    def __init__(self, state: RoutingState, pool: Pool) -> None:
+        self.state, self._pool = state, pool
         self._serial = itertools.count()
         self._waiters: dict[int, asyncio.Future[ServerAddress]] = {}
         pool.listeners.append(self._pump)
 
-    async def place(self, trajectory: TrajectoryId, tokens: int, version: int) -> Place:
+    async def assign(self, trajectory: TrajectoryId, tokens: int, version: int) -> Assignment:
         request = Request(trajectory=trajectory, tokens=tokens, version=version, serial=next(self._serial))
         self._waiters[request.serial] = waiter = asyncio.get_running_loop().create_future()
-        self.board.arrive(request)
+        self.state.arrive(request)
         self._pump()
         try:
-            return Place(request=request, server=await waiter)
+            return Assignment(request=request, server=await waiter)
         except (asyncio.CancelledError, InfrastructureFailure):
-            self.board.withdraw(request)
+            self.state.withdraw(request)
             self._pump()
             raise
         finally:
             self._waiters.pop(request.serial)
 
-    def done(self, place: Place) -> None:
-        self.board.ended(place.request, place.server.name, tokens=place.tokens)
+    def done(self, assignment: Assignment) -> None:
+        self.state.ended(assignment.request, assignment.server.name, tokens=assignment.tokens)
         self._pump()
 
-    def forget(self, trajectory: TrajectoryId) -> None:
-        self.board.forget(trajectory)
+    def release(self, trajectory: TrajectoryId) -> None:
+        self.state.release(trajectory)
         self._pump()
 
     async def close(self) -> None:
@@ -96,7 +97,7 @@ class Router:
     def _pump(self) -> None:
         """Let go what may go."""
         servers = {server.name: server for server in self._pool.ready}
-        for request, name in self.board.grants(tuple(servers)):
+        for request, name in self.state.grants(tuple(servers)):
             waiter = self._waiters[request.serial]
             if not waiter.done():  # else it was cancelled, and withdraws when its task wakes
                 waiter.set_result(servers[name])

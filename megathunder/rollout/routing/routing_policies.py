@@ -2,54 +2,51 @@
 
     round_robin    every request to the next server                                         (baseline)
     least_loaded   every request to the server with the fewest in flight                    (baseline)
-    session        a trajectory stays where it began; new ones go where the fewest live     (baseline)
-    cache_aware    home first, and:
+    session        a trajectory stays where it began; new ones go where the fewest are      (baseline)
+    cache_aware    the server of the trajectory's earlier turns first, and:
         order      groups with the most finished trajectories, then the longest context, then arrival
         limit      at most `in_flight` requests run on a server; what comes after waits here, where it can be ordered
         admission  a trajectory starts where the least is held, if what lives there and itself fit `cache_tokens` after
                    GROWTH of what they still grow (trajectories end at `mean_tokens`, learnt); a group's prompt counts
                    once
-        spill      a request leaves a full home for a server with room when the home is wanted by `spill_gap` more and
-                   the context it would compute again is at most `spill_tokens`; it lives there from then on
+        spill      a request leaves its full server for one with room that `spill_gap` fewer requests want, if
+                   the context to compute again is at most `spill_tokens`; the trajectory stays there from then on
 
 Nearest to closure first keeps the fewest groups (and gradient accumulators) open; longest first ends stragglers early
-and keeps in the caches what is dearest to compute again. A policy reads the board and never changes it.
+and keeps in the caches what is dearest to compute again. A policy reads the state (`RoutingView`) and never changes it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from megathunder.rollout.routing.request import Living, Request
-
-if TYPE_CHECKING:
-    from megathunder.rollout.routing.routing_state import Board
+from megathunder.rollout.routing.request import ActiveTrajectory, Request, RoutingView
 
 Order = tuple[int, ...]
 GROWTH = 0.6  # trajectories that live together are of all ages: at once they fill about this share of their growth
 
 
-class Policy(Protocol):
+class RoutingPolicy(Protocol):
     """A rule for one pool of servers."""
 
-    def order(self, request: Request, board: Board) -> Order:
+    def order(self, request: Request, state: RoutingView) -> Order:
         """Smallest first."""
 
-    def choose(self, request: Request, board: Board, servers: tuple[str, ...]) -> str | None:
+    def choose(self, request: Request, state: RoutingView, servers: tuple[str, ...]) -> str | None:
         """One of `servers` (not empty), or None to let the request wait."""
 
-    def learn(self, ended: Living) -> None:
+    def learn(self, ended: ActiveTrajectory) -> None:
         """A trajectory is over."""
 
 
 class Arrival:
     """Requests go in the order they came, at once."""
 
-    def order(self, request: Request, board: Board) -> Order:
+    def order(self, request: Request, state: RoutingView) -> Order:
         return (request.serial,)
 
-    def learn(self, ended: Living) -> None:
+    def learn(self, ended: ActiveTrajectory) -> None:
         """Nothing to learn."""
 
 
@@ -59,7 +56,7 @@ class RoundRobin(Arrival):
     def __init__(self) -> None:
         self._next = 0
 
-    def choose(self, request: Request, board: Board, servers: tuple[str, ...]) -> str | None:
+    def choose(self, request: Request, state: RoutingView, servers: tuple[str, ...]) -> str | None:
         self._next += 1
         return servers[(self._next - 1) % len(servers)]
 
@@ -67,23 +64,23 @@ class RoundRobin(Arrival):
 class LeastLoaded(Arrival):
     """Each request to the server with the fewest in flight."""
 
-    def choose(self, request: Request, board: Board, servers: tuple[str, ...]) -> str | None:
-        return min(servers, key=lambda name: (board.loads[name].in_flight, name))
+    def choose(self, request: Request, state: RoutingView, servers: tuple[str, ...]) -> str | None:
+        return min(servers, key=lambda name: (state.loads[name].in_flight, name))
 
 
-class Session(Arrival):
-    """A trajectory stays where it began; new ones go where the fewest live."""
+class SessionAffinity(Arrival):
+    """A trajectory stays where it began; new ones go where the fewest are."""
 
-    def choose(self, request: Request, board: Board, servers: tuple[str, ...]) -> str | None:
-        known = board.living.get(request.trajectory)
-        if known is not None and known.home:
-            return known.home
-        return min(servers, key=lambda name: (len(board.loads[name].homes), name))
+    def choose(self, request: Request, state: RoutingView, servers: tuple[str, ...]) -> str | None:
+        known = state.active.get(request.trajectory)
+        if known is not None and known.affinity:
+            return known.affinity
+        return min(servers, key=lambda name: (len(state.loads[name].assigned), name))
 
 
 @dataclass(slots=True, kw_only=True)
 class CacheAware:
-    """Home first, bounded in flight, admission by what the caches hold. `cache_tokens` is one server's cache."""
+    """Affinity first, bounded in flight, admission by what the caches hold. `cache_tokens` is one server's cache."""
 
     cache_tokens: int
     in_flight: int
@@ -92,19 +89,19 @@ class CacheAware:
     mean_tokens: float = 0.0  # at which trajectories end, so far
     _ended: int = field(default=0)
 
-    def order(self, request: Request, board: Board) -> Order:
-        return (-board.finished[request.group], -request.tokens, request.serial)
+    def order(self, request: Request, state: RoutingView) -> Order:
+        return (-state.finished[request.group], -request.tokens, request.serial)
 
-    def choose(self, request: Request, board: Board, servers: tuple[str, ...]) -> str | None:
-        open_servers = [name for name in servers if board.loads[name].in_flight < self.in_flight]
-        known = board.living.get(request.trajectory)
-        if known is None or not known.home:
-            return self._admit(request, board, open_servers)
-        if known.home in open_servers:
-            return known.home
-        return self._spill(request, known, board, open_servers)
+    def choose(self, request: Request, state: RoutingView, servers: tuple[str, ...]) -> str | None:
+        open_servers = [name for name in servers if state.loads[name].in_flight < self.in_flight]
+        known = state.active.get(request.trajectory)
+        if known is None or not known.affinity:
+            return self._admit(request, state, open_servers)
+        if known.affinity in open_servers:
+            return known.affinity
+        return self._spill(request, known, state, open_servers)
 
-    def learn(self, ended: Living) -> None:
+    def learn(self, ended: ActiveTrajectory) -> None:
         self._ended += 1
         self.mean_tokens += (ended.tokens - self.mean_tokens) / min(self._ended, 256)  # the last few hundred count
 
@@ -112,28 +109,28 @@ class CacheAware:
         """What a trajectory of `tokens` so far fills of a cache, with those it lives beside."""
         return tokens + max(0, round(GROWTH * (self.mean_tokens - tokens)))
 
-    def held_tokens(self, board: Board, server: str, more: Request, *, grown: bool) -> int:
-        """Cache that `more` and the trajectories at home on `server` fill, now or `grown`; a group's prompt once."""
+    def held_tokens(self, state: RoutingView, server: str, more: Request, *, grown: bool) -> int:
+        """Cache that `more` and the trajectories assigned to `server` fill, now or `grown`; a group's prompt once."""
         prompts: dict[tuple[int, int], int] = {}
         beyond = 0
-        here = [(t, board.living[t].prompt_tokens, board.living[t].tokens) for t in board.loads[server].homes]
+        here = [(t, state.active[t].prompt_tokens, state.active[t].tokens) for t in state.loads[server].assigned]
         for trajectory, prompt, tokens in (*here, (more.trajectory, more.tokens, more.tokens)):
             prompt = prompts.setdefault((trajectory.update, trajectory.group), prompt)
             beyond += max(0, (self.expected_tokens(tokens) if grown else tokens) - prompt)
         return sum(prompts.values()) + beyond
 
-    def _admit(self, request: Request, board: Board, servers: list[str]) -> str | None:
+    def _admit(self, request: Request, state: RoutingView, servers: list[str]) -> str | None:
         """The server that would hold the least with it, of those where it fits; an empty one takes anything."""
         fits = [
             name
             for name in servers
-            if not board.loads[name].homes or self.held_tokens(board, name, request, grown=True) <= self.cache_tokens
+            if not state.loads[name].assigned or self.held_tokens(state, name, request, grown=True) <= self.cache_tokens
         ]
-        return min(fits, key=lambda n: (self.held_tokens(board, n, request, grown=False), n), default=None)
+        return min(fits, key=lambda n: (self.held_tokens(state, n, request, grown=False), n), default=None)
 
-    def _spill(self, request: Request, known: Living, board: Board, servers: list[str]) -> str | None:
+    def _spill(self, request: Request, known: ActiveTrajectory, state: RoutingView, servers: list[str]) -> str | None:
         if request.tokens > self.spill_tokens:
             return None
-        wanted = board.loads[known.home].wanted
-        less = [n for n in servers if wanted - board.loads[n].wanted >= self.spill_gap]
-        return self._admit(request, board, less)
+        demand = state.loads[known.affinity].demand
+        less = [n for n in servers if demand - state.loads[n].demand >= self.spill_gap]
+        return self._admit(request, state, less)

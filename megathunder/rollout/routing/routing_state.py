@@ -1,13 +1,13 @@
-"""Requests that wait, requests in flight and trajectories with a home; who may go where now.
+"""Requests that wait, requests in flight and the server of each trajectory; who may go where now.
 
     arrive(request)                         it waits
     grants(servers) -> [(request, server)]  those that may go now, in the policy's order; each is in flight from here on
     ended(request, server)                  it is no longer in flight, well or not
-    forget(trajectory)                      the trajectory is over
+    release(trajectory)                     the trajectory is over
 
-`servers` are the names that take work at that moment: a trajectory whose home is not among them (dead, draining) has
-none and is placed anew. A request is granted once. Pure bookkeeping over a policy (`policies.py`): no clock, no
-sockets. What waits when nothing lives is granted under every policy, so that nothing can stall.
+`servers` are the names that take work at that moment: a trajectory whose server is not among them (dead, draining)
+is assigned anew. A request is granted once. Pure bookkeeping over a policy (`routing_policies.py`): no clock, no
+sockets. What waits when nothing runs is granted under every policy, so that nothing can stall.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from megathunder.rollout.routing.request import Living, Load, Request
-from megathunder.rollout.routing.routing_policies import Policy
+from megathunder.rollout.routing.request import ActiveTrajectory, Load, Request
+from megathunder.rollout.routing.routing_policies import RoutingPolicy
 from megathunder.types import TrajectoryId
 
 REMEMBERED_GROUPS = 4096  # the oldest beyond these are over
 
 
-class Board:
-    """Placement of one pool's requests under one policy."""
+class RoutingState:
+    """The routing state of one pool, under one policy."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: RoutingPolicy) -> None:
         self.policy = policy
-        self.living: dict[TrajectoryId, Living] = {}
+        self.active: dict[TrajectoryId, ActiveTrajectory] = {}
         self.loads: dict[str, Load] = {}
         self.finished: Counter[tuple[int, int]] = Counter()  # trajectories of a group that are over
-        self.moves = 0  # times a started trajectory changed its home
+        self.moves = 0  # times a started trajectory changed its server
         self._waiting: list[Request] = []
         self._granted: dict[int, str] = {}  # serial -> server
 
@@ -50,9 +50,9 @@ class Board:
         granted: list[tuple[Request, str]] = []
         if not servers:
             return granted
-        self._hold_to(servers)
+        self._keep_only(servers)
         for request in sorted(self._waiting, key=lambda r: self.policy.order(r, self)):
-            self._void_stale_home(request)
+            self._drop_stale_affinity(request)
             server = self.policy.choose(request, self, tuple(servers))
             if server is not None:
                 granted.append((request, self._grant(request, server)))
@@ -63,13 +63,13 @@ class Board:
         if self._granted.pop(request.serial, None) is None:
             return
         self.loads[server].in_flight -= 1
-        known = self.living.get(request.trajectory)
+        known = self.active.get(request.trajectory)
         if known is not None and tokens:
             known.tokens, known.turns = tokens, known.turns + 1
 
-    def forget(self, trajectory: TrajectoryId) -> None:
+    def release(self, trajectory: TrajectoryId) -> None:
         """The trajectory is over, well or not. Idempotent."""
-        known = self.living.pop(trajectory, None)
+        known = self.active.pop(trajectory, None)
         if known is None:
             return
         self._leave(trajectory, known)
@@ -82,9 +82,9 @@ class Board:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def homes(self, server: str) -> list[Living]:
-        """The trajectories that live there."""
-        return [self.living[trajectory] for trajectory in self.loads[server].homes]
+    def trajectories_on(self, server: str) -> list[ActiveTrajectory]:
+        """The trajectories assigned to it."""
+        return [self.active[trajectory] for trajectory in self.loads[server].assigned]
 
     # ------------------------------------------------------------------------------------------ private
 
@@ -93,45 +93,45 @@ class Board:
         self._granted[request.serial] = server
         load = self.loads[server]
         load.in_flight += 1
-        known = self.living.get(request.trajectory)
+        known = self.active.get(request.trajectory)
         if known is None:
-            known = Living(request.tokens, request.tokens, "", request.version)
-            self.living[request.trajectory] = known
-        elif known.home and known.home != server:
+            known = ActiveTrajectory(request.tokens, request.tokens, "", request.version)
+            self.active[request.trajectory] = known
+        elif known.affinity and known.affinity != server:
             self.moves += known.started
         self._leave(request.trajectory, known)
-        known.home, known.version, known.tokens = server, request.version, request.tokens
-        load.homes.add(request.trajectory)
+        known.affinity, known.version, known.tokens = server, request.version, request.tokens
+        load.assigned.add(request.trajectory)
         self._count_waiting()
         return server
 
-    def _hold_to(self, servers: Sequence[str]) -> None:
-        """Homes are among `servers` from here on."""
+    def _keep_only(self, servers: Sequence[str]) -> None:
+        """Trajectories have affinity to none but `servers` from here on."""
         for name in servers:
             self.loads.setdefault(name, Load(name))
         for name, load in self.loads.items():
             if name not in servers:
-                for trajectory in load.homes:
-                    self.living[trajectory].home = ""
-                load.homes.clear()
+                for trajectory in load.assigned:
+                    self.active[trajectory].affinity = ""
+                load.assigned.clear()
         self._count_waiting()
 
     def _count_waiting(self) -> None:
         for load in self.loads.values():
             load.waiting = 0
         for request in self._waiting:
-            known = self.living.get(request.trajectory)
-            if known is not None and known.home:
-                self.loads[known.home].waiting += 1
+            known = self.active.get(request.trajectory)
+            if known is not None and known.affinity:
+                self.loads[known.affinity].waiting += 1
 
-    def _void_stale_home(self, request: Request) -> None:
-        """Where the weights changed in between, the home holds nothing of the trajectory any more."""
-        known = self.living.get(request.trajectory)
+    def _drop_stale_affinity(self, request: Request) -> None:
+        """Where the weights changed in between, the server holds nothing of the trajectory any more."""
+        known = self.active.get(request.trajectory)
         if known is not None and known.version != request.version:
             self._leave(request.trajectory, known)
             known.turns = 0
 
-    def _leave(self, trajectory: TrajectoryId, known: Living) -> None:
-        if known.home:
-            self.loads[known.home].homes.discard(trajectory)
-            known.home = ""
+    def _leave(self, trajectory: TrajectoryId, known: ActiveTrajectory) -> None:
+        if known.affinity:
+            self.loads[known.affinity].assigned.discard(trajectory)
+            known.affinity = ""

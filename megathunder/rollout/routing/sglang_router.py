@@ -1,6 +1,6 @@
 """SGLang's own router in front of the same servers: a process that chooses by a prefix tree of its own (`cache_aware`).
 
-    ExternalRouter(pool).place(...) -> the router's address, at once
+    SglangRouter(pool).assign(...) -> the router's address, at once
 
 It forwards generation only, so control and weights still go to each server. It starts with the first request and ends
 with `close` (or with this process, however that ends). A router whose process ended is started again, up to RESTARTS
@@ -12,21 +12,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
-import signal
 import sys
-from pathlib import Path
 
 import aiohttp
 
 from megathunder.errors import InfrastructureFailure
+from megathunder.processes import guarded, kill_family, url_of
 from megathunder.rollout.routing.request import Request
-from megathunder.rollout.routing.request_router import Place, Pool
+from megathunder.rollout.routing.request_router import Assignment, Pool
 from megathunder.rollout.servers.command import choose_port
 from megathunder.types import ServerAddress, TrajectoryId
 
 PACKAGE, NAME = "sglang_router", "sglang-router"
-GUARD = Path(__file__).parents[1] / "servers" / "guard.py"
 START_S, RESTARTS = 60.0, 3
 ARGUMENTS = {
     "policy": "cache_aware",
@@ -39,7 +36,7 @@ ARGUMENTS = {
 }
 
 
-class ExternalRouter:
+class SglangRouter:
     """Starts `python -m sglang_router.launch_router` over the pool's servers when the first request comes."""
 
     def __init__(self, pool: Pool, *, api_key: str = "", host: str = "127.0.0.1") -> None:
@@ -49,26 +46,24 @@ class ExternalRouter:
         self._address = ServerAddress(name=NAME, url="")
         self._starting = asyncio.Lock()
 
-    async def place(self, trajectory: TrajectoryId, tokens: int, version: int) -> Place:
+    async def assign(self, trajectory: TrajectoryId, tokens: int, version: int) -> Assignment:
         """The router, running."""
         async with self._starting:
             if self._process is None or self._process.returncode is not None:
                 await self._start()
         request = Request(trajectory=trajectory, tokens=tokens, version=version, serial=next(self._serial))
-        return Place(request=request, server=self._address)
+        return Assignment(request=request, server=self._address)
 
-    def done(self, place: Place) -> None:
+    def done(self, assignment: Assignment) -> None:
         """The router counts for itself."""
 
-    def forget(self, trajectory: TrajectoryId) -> None:
+    def release(self, trajectory: TrajectoryId) -> None:
         """The router knows prefixes, not trajectories."""
 
     async def close(self) -> None:
         """End the router. Idempotent."""
         if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            await self._process.wait()
+            await kill_family(self._process)
         self._process = None
 
     async def _start(self) -> None:
@@ -81,14 +76,13 @@ class ExternalRouter:
         flags += ["--worker-urls", *(server.url for server in self._pool.servers)]
         flags += ["--api-key", self._api_key] if self._api_key else []
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(GUARD), str(os.getpid()), "-", sys.executable, "-m", f"{PACKAGE}.launch_router"),
-            *flags,
+            *guarded([sys.executable, "-m", f"{PACKAGE}.launch_router", *flags]),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
         )
-        self._address = ServerAddress(name=NAME, url=f"http://{self._host}:{port}", incarnation=self._starts)
+        self._address = ServerAddress(name=NAME, url=url_of(self._host, port), incarnation=self._starts)
         await self._until_healthy()
 
     async def _until_healthy(self) -> None:

@@ -2,20 +2,20 @@
 
 Settings that `RolloutConfig` owns come first; `rollout.sglang` adds to them or replaces them by SGLang's own names
 ("true" is a bare flag, "false" leaves it out). Token ids travel both ways, so the server loads no tokenizer.
-Called by `server.py`. Refuses ports in use and cores that do not exist.
+Called by `server.py`. Refuses ports in use.
 """
 
 from __future__ import annotations
 
 import os
 import random
-import socket
 import sys
 from pathlib import Path
 
 from megathunder.config.rollout import RolloutConfig
 from megathunder.config.speculation import PLUGIN, SpeculationConfig
 from megathunder.errors import ConfigError
+from megathunder.processes import port_error
 from megathunder.speculation.settings import settings_variable
 
 CPU_ENGINE = Path(__file__).parent / "cpu_engine"
@@ -117,39 +117,18 @@ def server_environment(
 def choose_port(host: str, wanted: int) -> int:
     """`wanted`, or a free port where it is 0; an error where it is taken."""
     if wanted:
-        if not _is_free(host, wanted):
+        if error := port_error(host, wanted):
             raise ConfigError(
-                f"port {wanted} on {host} is in use",
+                f"port {wanted} on {host}: {error}",
                 expected="a free port for a rollout server",
                 remedy="stop the program that listens there, or set rollout.port = 0 to pick a free one",
             )
         return wanted
     for port in random.sample(PORTS, 200):
-        if _is_free(host, port):
+        if not port_error(host, port):
             return port
     raise ConfigError(
         f"no free port among 200 tried in {PORTS.start}-{PORTS.stop} on {host}",
         expected="a free port for a rollout server",
         remedy="set rollout.port to a free one",
     )
-
-
-def check_cores(cores: tuple[int, ...]) -> None:
-    """Refuse cores this process may not run on."""
-    missing = sorted(set(cores) - os.sched_getaffinity(0))
-    if missing:
-        raise ConfigError(
-            f"rollout.cpu_cores names {missing}",
-            expected=f"cores of {sorted(os.sched_getaffinity(0))}",
-            remedy="name cores of this machine, or leave rollout.cpu_cores empty",
-        )
-
-
-def _is_free(host: str, port: int) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closed connection's wait is not a listener
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-        return True

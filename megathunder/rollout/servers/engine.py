@@ -1,6 +1,6 @@
-"""Generation on whichever server is ready: placement, retries across restarts, and the check of the policy version.
+"""Generation on whichever server is ready: routing, retries across restarts, and the check of the policy version.
 
-    wait until a server is ready -> place -> generate -> every token of `policy_version`?  -> Generation
+    wait until a server is ready -> assign -> generate -> every token of `policy_version`?  -> Generation
               ^------------------ not reached, died, aborted, another version ------|
 
 A request is repeated with the same exact token ids, so nothing that was sampled is lost when a server dies. One that
@@ -15,10 +15,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from megathunder.config.placement import PlacementConfig
 from megathunder.config.rollout import RolloutConfig
+from megathunder.config.routing import RoutingConfig
 from megathunder.errors import InfrastructureFailure
-from megathunder.rollout.routing import Place, Placer, build_router
+from megathunder.rollout.routing import Assignment, RequestRouter, build_router
 from megathunder.rollout.servers.client import EngineClient, Generation, NoAnswer, Unavailable
 from megathunder.rollout.servers.protocol import SamplingParams
 from megathunder.rollout.servers.supervisor import ServerPool
@@ -51,10 +51,10 @@ class Engine:
     """The servers of one model behind one call. One for the policy; one for the teacher."""
 
     def __init__(
-        self, pool: ServerPool, client: EngineClient, config: RolloutConfig, placer: Placer | None = None
+        self, pool: ServerPool, client: EngineClient, config: RolloutConfig, router: RequestRouter | None = None
     ) -> None:
         self._pool, self._client, self._config = pool, client, config
-        self._placer = placer or build_router(PlacementConfig(policy="session"), config, pool)
+        self._router = router or build_router(RoutingConfig(policy="session"), config, pool)
 
     async def generate(
         self,
@@ -67,13 +67,13 @@ class Engine:
     ) -> Generation:
         """Sample one turn. Raises DeadlinePassed, or InfrastructureFailure once the retries are used up."""
 
-        async def once(place: Place, timeout_s: float) -> Generation:
-            generation = await self._client.generate(place.server, prompt_ids, sampling, timeout_s=timeout_s)
+        async def once(assignment: Assignment, timeout_s: float) -> Generation:
+            generation = await self._client.generate(assignment.server, prompt_ids, sampling, timeout_s=timeout_s)
             others = set(generation.policy_versions) - {policy_version}
             if others:
-                name = place.server.name
+                name = assignment.server.name
                 raise Unavailable(f"{name} sampled with version {sorted(others)}, wanted {policy_version}")
-            place.tokens = len(prompt_ids) + len(generation.token_ids)
+            assignment.tokens = len(prompt_ids) + len(generation.token_ids)
             return generation
 
         return await self._somewhere(trajectory, len(prompt_ids), policy_version, once, clock)
@@ -83,49 +83,49 @@ class Engine:
     ) -> tuple[float, ...]:
         """Log-probabilities of token_ids[start:], [T - start]. Raises as `generate` does."""
 
-        async def once(place: Place, timeout_s: float) -> tuple[float, ...]:
-            logprobs = await self._client.score(place.server, token_ids, start, timeout_s=timeout_s)
-            place.tokens = len(token_ids)
+        async def once(assignment: Assignment, timeout_s: float) -> tuple[float, ...]:
+            logprobs = await self._client.score(assignment.server, token_ids, start, timeout_s=timeout_s)
+            assignment.tokens = len(token_ids)
             return logprobs
 
         return await self._somewhere(trajectory, len(token_ids), 0, once, clock)
 
-    def forget(self, trajectory: TrajectoryId) -> None:
+    def release(self, trajectory: TrajectoryId) -> None:
         """The trajectory ended: its place is free."""
-        self._placer.forget(trajectory)
+        self._router.release(trajectory)
 
     async def close(self) -> None:
         """No request is under way any more. Idempotent."""
-        await self._placer.close()
+        await self._router.close()
 
     async def _somewhere(
         self,
         trajectory: TrajectoryId,
         tokens: int,
         version: int,
-        once: Callable[[Place, float], Awaitable[Result]],
+        once: Callable[[Assignment, float], Awaitable[Result]],
         clock: EpisodeClock,
     ) -> Result:
         for attempt in range(self._config.max_retries + 1):
             started_s = time.monotonic()
             await self._pool.wait_ready(self._config.startup_timeout_s)
-            place = await self._placer.place(trajectory, tokens, version)
+            assignment = await self._router.assign(trajectory, tokens, version)
             clock.forgive(started_s)
             try:
                 limit_s = min(self._config.request_timeout_s, clock.remaining_s)
                 if limit_s <= 0:
                     raise DeadlinePassed
                 started_s = time.monotonic()
-                return await once(place, limit_s)
+                return await once(assignment, limit_s)
             except Unavailable as failure:
-                hangs = isinstance(failure, NoAnswer) and not await self._pool.works(place.server)
+                hangs = isinstance(failure, NoAnswer) and not await self._pool.can_generate(assignment.server)
                 if not hangs and clock.remaining_s <= 0 and limit_s < self._config.request_timeout_s:
                     raise DeadlinePassed from None
-                self._pool.suspect(place.server)
+                self._pool.probe_now(assignment.server)
                 if attempt == self._config.max_retries:
                     raise
             finally:
-                self._placer.done(place)
+                self._router.done(assignment)
             await asyncio.sleep(RETRY_WAIT_S * 2**attempt)
             clock.forgive(started_s)
         raise InfrastructureFailure("max_retries is negative")

@@ -1,30 +1,26 @@
 """One SGLang server as a process of this run: start, readiness, end.
 
-It is the leader of its own process group, dies with the process that started it (guard.py), writes to one log file, and
-is killed with everything it started. Called by `supervisor.py`.
+It leads its own process group, dies with the process that started it (`processes.guarded`), writes to one log file,
+and is killed with everything it started. Called by `supervisor.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shutil
-import signal
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import aiohttp
-import psutil
 
 from megathunder.config.rollout import RolloutConfig
 from megathunder.config.speculation import SpeculationConfig
 from megathunder.errors import UserError
+from megathunder.processes import guarded, kill_family, url_of
 from megathunder.rollout.servers.command import server_command, server_environment
 
-GUARD = Path(__file__).with_name("guard.py")
 LOG_LINES_SHOWN = 12
 
 
@@ -50,16 +46,10 @@ class ServerProcess:
 
     async def kill(self) -> None:
         """End the server and all it started, at once. Idempotent."""
-        family = _descendants(self.pid) if self.exit_status is None else []
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        for member in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
-        await self._process.wait()
+        await kill_family(self._process)
         shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """The end of its log, for error messages."""
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(lines[-LOG_LINES_SHOWN:])
@@ -78,22 +68,20 @@ async def start_server(
 ) -> ServerProcess:
     """Start a server of `model` and wait until it answers; raises UserError when it exits or takes too long."""
     temporary = Path(tempfile.mkdtemp(prefix="mt-"))  # socket paths must be short
-    guard = [sys.executable, "-S", "-E", str(GUARD), str(os.getpid()), ",".join(map(str, config.cpu_cores)) or "-"]
     command = server_command(
         config, model=model, port=port, device=device, version=version, index=index, speculation=speculation
     )
     with log.open("ab") as output:
         output.write((" ".join(command) + "\n").encode())
         process = await asyncio.create_subprocess_exec(
-            *guard,
-            *command,
+            *guarded(command, cores=config.cpu_cores),
             env=server_environment(device, temporary, ranks=config.gpus_per_server, speculation=speculation),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
         )
-    server = ServerProcess(process, f"http://{config.host}:{port}", log, temporary)
+    server = ServerProcess(process, url_of(config.host, port), log, temporary)
     try:
         await _until_ready(server, config)
     except BaseException:
@@ -110,7 +98,7 @@ async def _until_ready(server: ServerProcess, config: RolloutConfig) -> None:
                 raise UserError(
                     f"the SGLang server of {server.url} exited with status {server.exit_status} before it was ready",
                     expected="a server that answers",
-                    remedy=f"read {server.log}; it ends with:\n{server.last_words()}",
+                    remedy=f"read {server.log}; it ends with:\n{server.log_tail()}",
                 )
             if await is_healthy(session, server.url, timeout_s=5.0):
                 await _freeze(session, server.url)
@@ -119,7 +107,7 @@ async def _until_ready(server: ServerProcess, config: RolloutConfig) -> None:
     raise UserError(
         f"the SGLang server of {server.url} did not answer within {config.startup_timeout_s:.0f} s",
         expected="a server that answers",
-        remedy=f"read {server.log}, or raise rollout.startup_timeout_s; it ends with:\n{server.last_words()}",
+        remedy=f"read {server.log}, or raise rollout.startup_timeout_s; it ends with:\n{server.log_tail()}",
     )
 
 
@@ -145,7 +133,7 @@ async def is_healthy(session: aiohttp.ClientSession, url: str, *, timeout_s: flo
         return False
 
 
-async def samples(session: aiohttp.ClientSession, url: str, *, timeout_s: float) -> bool:
+async def can_generate(session: aiohttp.ClientSession, url: str, *, timeout_s: float) -> bool:
     """Whether anything comes out of the server's scheduler (SGLang waits 20 s for it), which /health does not ask. A
     server without /health_generate is believed."""
     try:
@@ -153,10 +141,3 @@ async def samples(session: aiohttp.ClientSession, url: str, *, timeout_s: float)
             return answer.status in (200, 404)
     except (aiohttp.ClientError, TimeoutError, OSError):
         return False
-
-
-def _descendants(pid: int) -> list[psutil.Process]:
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []

@@ -23,8 +23,9 @@ from megathunder import tracing
 from megathunder.config.rollout import RolloutConfig
 from megathunder.config.speculation import SpeculationConfig
 from megathunder.errors import ConfigError, InfrastructureFailure, UserError
-from megathunder.rollout.servers.command import check_cores, choose_port, resolve_device
-from megathunder.rollout.servers.server import ServerProcess, authorization, is_healthy, samples, start_server
+from megathunder.processes import url_of
+from megathunder.rollout.servers.command import choose_port, resolve_device
+from megathunder.rollout.servers.server import ServerProcess, authorization, can_generate, is_healthy, start_server
 from megathunder.types import ServerAddress
 
 log = logging.getLogger(__name__)
@@ -51,9 +52,9 @@ class Slot:
         self.state = ServerState.STARTING
         self.process: ServerProcess | None = None
         self.restarts = 0
-        self.suspected = asyncio.Event()
-        self.condemned = ""
-        self.question: asyncio.Task[bool] | None = None  # whether it samples
+        self.probe_requested = asyncio.Event()
+        self.unhealthy_reason = ""
+        self.generation_check: asyncio.Task[bool] | None = None  # whether it samples
 
 
 class ServerPool:
@@ -128,39 +129,39 @@ class ServerPool:
                     raise InfrastructureFailure(f"no {self._name} server was ready within {timeout_s:.0f} s") from None
         return self.ready
 
-    def suspect(self, server: ServerAddress) -> None:
-        """A request to `server` failed: look at it now, and not at the next probe."""
+    def probe_now(self, server: ServerAddress) -> None:
+        """A request to `server` failed: probe it now."""
         for slot in self._slots:
             if slot.address == server:
-                slot.suspected.set()
+                slot.probe_requested.set()
 
-    async def works(self, server: ServerAddress) -> bool:
-        """Whether `server`, which did not answer a request in time, samples at all; all who wonder ask once. One that
-        hangs is condemned. True of what is none of the pool's (a router)."""
+    async def can_generate(self, server: ServerAddress) -> bool:
+        """Whether `server`, which did not answer a request in time, samples at all; concurrent callers share
+        one probe. One that hangs is marked unhealthy. True for an address outside the pool (a router)."""
         slot = next((s for s in self._slots if s.address.name == server.name), None)
         if slot is None:
             return True
         if slot.address != server or slot.state is not ServerState.READY:
             return False
-        if slot.question is None or slot.question.done():
-            asked = samples(self._session, server.url, timeout_s=self._config.health_timeout_s)
-            slot.question = asyncio.create_task(asked)
-        if await asyncio.shield(slot.question):
+        if slot.generation_check is None or slot.generation_check.done():
+            asked = can_generate(self._session, server.url, timeout_s=self._config.health_timeout_s)
+            slot.generation_check = asyncio.create_task(asked)
+        if await asyncio.shield(slot.generation_check):
             return True
         if slot.address == server:
-            self.condemn(server, "requests got no answer in time, and nothing comes out of its scheduler")
+            self.mark_unhealthy(server, "requests got no answer in time, and nothing comes out of its scheduler")
         return False
 
-    def condemn(self, server: ServerAddress, reason: str) -> None:
+    def mark_unhealthy(self, server: ServerAddress, reason: str) -> None:
         """`server` lives and must not be used as it is: no work from now on; it is restarted and gets the weights."""
         for slot in self._slots:
             if slot.address == server and slot.state is ServerState.READY:
-                slot.state, slot.condemned = ServerState.DOWN, reason
-                slot.suspected.set()
+                slot.state, slot.unhealthy_reason = ServerState.DOWN, reason
+                slot.probe_requested.set()
 
     async def close(self) -> None:
         """Stop watching and end every server this pool started. Idempotent."""
-        ending = [*self._watchers, *(slot.question for slot in self._slots if slot.question)]
+        ending = [*self._watchers, *(slot.generation_check for slot in self._slots if slot.generation_check)]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
@@ -181,10 +182,9 @@ class ServerPool:
                 expected="a Hugging Face model folder",
                 remedy="give the folder that holds config.json and the weights",
             )
-        check_cores(self._config.cpu_cores)
         base, host = self._config.port, self._config.host
         ports = [choose_port(host, base + i if base else 0) for i in range(self._count)]
-        self._slots = [self._slot(i, f"http://{host}:{port}") for i, port in enumerate(ports)]
+        self._slots = [self._slot(i, url_of(host, port)) for i, port in enumerate(ports)]
         self._folder.mkdir(parents=True, exist_ok=True)
         starts = [asyncio.create_task(self._launch(slot, port)) for slot, port in zip(self._slots, ports)]
         try:
@@ -269,20 +269,20 @@ class ServerPool:
         while time.monotonic() - answered < limit_s:
             if await self._process_ended(slot):
                 return f"its process ended with status {slot.process.exit_status}"
-            suspected = slot.suspected.is_set()
-            slot.suspected.clear()
-            if slot.condemned:
-                reason, slot.condemned = slot.condemned, ""
+            probe_requested = slot.probe_requested.is_set()
+            slot.probe_requested.clear()
+            if slot.unhealthy_reason:
+                reason, slot.unhealthy_reason = slot.unhealthy_reason, ""
                 return reason
             if await is_healthy(self._session, slot.address.url, timeout_s=limit_s / 2):
                 answered = time.monotonic()
-            elif suspected and slot.process is None:
+            elif probe_requested and slot.process is None:
                 return "requests to it failed, and a health request too"
         return f"it answered no health request for {limit_s:.0f} s"
 
     async def _process_ended(self, slot: Slot) -> bool:
-        """Wait for one probe interval, less if the server is suspected; whether its process ended."""
-        waits = [asyncio.ensure_future(slot.suspected.wait())]
+        """Wait for one probe interval, less if the server is probe_requested; whether its process ended."""
+        waits = [asyncio.ensure_future(slot.probe_requested.wait())]
         if slot.process is not None:
             waits.append(asyncio.ensure_future(slot.process.exited()))
         try:
@@ -307,7 +307,7 @@ class ServerPool:
 
     async def _until_back(self, slot: Slot) -> None:
         deadline = time.monotonic() + self._config.startup_timeout_s
-        while not await samples(self._session, slot.address.url, timeout_s=self._config.health_timeout_s):
+        while not await can_generate(self._session, slot.address.url, timeout_s=self._config.health_timeout_s):
             if time.monotonic() > deadline:
                 raise InfrastructureFailure(f"{slot.address.url} did not come back in time")
             await asyncio.sleep(PROBE_EVERY_S)

@@ -26,10 +26,10 @@ class World:
     def __init__(self, held: dict[ServerAddress, int], urls: tuple[str, ...] = ("http://a",)) -> None:
         self.held, self.deaf, self.sent = held, set(), []
         self.config = Config(rollout=RolloutConfig(urls=urls))
-        self.servers = SimpleNamespace(ready=tuple(held), servers=tuple(held), suspect=self.suspect)
+        self.servers = SimpleNamespace(ready=tuple(held), servers=tuple(held), probe_now=self.probe_now)
         self.persistence, self.learner = SimpleNamespace(folder=None), self
 
-    def suspect(self, server: ServerAddress) -> None:
+    def probe_now(self, server: ServerAddress) -> None:
         """Looked at, it is well again."""
         self.deaf.discard(server)
 

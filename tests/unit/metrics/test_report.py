@@ -93,7 +93,7 @@ def test_a_report_shows_what_a_run_used_and_nothing_else(tmp_path: Path) -> None
         "by 1.3 at most",
         "Drafts from earlier trajectories (suffix)",
         "of 5,700 drafted tokens came true (50.0%)",
-        "placement.policy = cache_aware on 2 server(s): 47.5% of the 120,000 tokens",
+        "routing.policy = cache_aware on 2 server(s): 47.5% of the 120,000 tokens",
     ):
         assert words in every, words
         assert words not in plain, words

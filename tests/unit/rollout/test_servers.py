@@ -1,10 +1,11 @@
-"""Command lines, ports, placement, and the supervision of servers given by address."""
+"""Command lines, ports, addresses, and the supervision of servers given by address."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,12 @@ from pathlib import Path
 import pytest
 from rollout_fakes import answer, serving, settings
 
+from megathunder.config import Config
+from megathunder.config.machine_checks import check_ports
 from megathunder.config.rollout import RolloutConfig
 from megathunder.errors import ConfigError, InfrastructureFailure, UserError
-from megathunder.rollout.servers.command import check_cores, choose_port, server_command, server_environment
-from megathunder.rollout.servers.server import GUARD
+from megathunder.processes import PARENT_GONE, guarded, missing_cores, port_error, url_of
+from megathunder.rollout.servers.command import choose_port, server_command, server_environment
 from megathunder.rollout.servers.supervisor import ServerPool
 
 
@@ -41,19 +44,29 @@ def test_a_free_port_is_chosen_below_the_ephemeral_range():
     assert 20000 <= choose_port("127.0.0.1", 0) < 32000
 
 
-def test_cores_that_do_not_exist_are_refused():
-    check_cores(tuple(os.sched_getaffinity(0)))
-    with pytest.raises(ConfigError, match="4096"):
-        check_cores((4096,))
+def test_cores_that_do_not_exist_are_named():
+    assert missing_cores(tuple(os.sched_getaffinity(0))) == [] and missing_cores((4096,)) == [4096]
 
 
-def test_the_guard_pins_and_refuses_an_orphan():
+def test_a_guarded_command_is_pinned_and_never_runs_as_an_orphan():
     core = min(os.sched_getaffinity(0))
     show = [sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"]
-    pinned = subprocess.run([sys.executable, GUARD, str(os.getpid()), str(core), *show], capture_output=True, text=True)
+    pinned = subprocess.run(guarded(show, cores=(core,)), capture_output=True, text=True)
     assert pinned.stdout.strip() == f"{{{core}}}"
-    orphan = subprocess.run([sys.executable, GUARD, "1", "-", *show], capture_output=True)
-    assert orphan.returncode == 113
+    orphaned = [part if part != str(os.getpid()) else "1" for part in guarded(show)]
+    assert subprocess.run(orphaned, capture_output=True).returncode == PARENT_GONE
+
+
+def test_an_ipv6_host_stands_in_brackets_in_an_address_and_its_ports_are_probed():
+    assert url_of("::1", 5) == "http://[::1]:5" and url_of("127.0.0.1", 5) == "http://127.0.0.1:5"
+    with socket.socket(socket.AF_INET6) as listener:
+        listener.bind(("::1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        assert port_error("::1", port) and not port_error("127.0.0.1", port)
+        check_ports(Config(rollout=RolloutConfig(host="::1", port=0)))
+        with pytest.raises(ConfigError, match="in use"):
+            check_ports(Config(rollout=RolloutConfig(host="::1", port=port)))
 
 
 def test_an_address_without_a_server_is_an_error_that_names_it(tmp_path):
@@ -80,7 +93,7 @@ def test_a_server_that_comes_back_is_a_new_incarnation_and_waits_for_its_weights
             await pool.start()
             first = pool.ready[0]
             fake.engine.healthy = False
-            pool.suspect(first)
+            pool.probe_now(first)
             while pool.ready:
                 await asyncio.sleep(0.01)
             with pytest.raises(InfrastructureFailure, match="ready within"):
@@ -106,7 +119,7 @@ def test_a_condemned_server_gets_no_work_until_it_has_its_weights(tmp_path):
             pool = ServerPool(settings(), tmp_path, folder=tmp_path, urls=(fake.address.url,), on_restart=on_restart)
             await pool.start()
             (server,) = pool.ready
-            pool.condemn(server, "it holds version 3, not 4")
+            pool.mark_unhealthy(server, "it holds version 3, not 4")
             assert pool.ready == (), "at once"
             while not sent:
                 await asyncio.sleep(0.01)
@@ -124,14 +137,16 @@ def test_a_server_that_hangs_behind_a_healthy_address_is_found_out_once_and_come
             pool = ServerPool(settings(), tmp_path, folder=tmp_path, urls=(fake.address.url,))
             await pool.start()
             (server,) = pool.ready
-            assert await pool.works(server) and pool.ready == (server,), "slow is not dead"
+            assert await pool.can_generate(server) and pool.ready == (server,), "slow is not dead"
             fake.engine.hangs, fake.engine.questions = True, 0
-            assert await asyncio.gather(*(pool.works(server) for _ in range(5))) == [False] * 5
+            assert await asyncio.gather(*(pool.can_generate(server) for _ in range(5))) == [False] * 5
             assert pool.ready == () and fake.engine.questions == 1
-            assert not await pool.works(server)
+            assert not await pool.can_generate(server)
             fake.engine.hangs = False
             (back,) = await pool.wait_ready(10.0)
-            assert back.incarnation == server.incarnation + 1 and not await pool.works(server), "the old one is gone"
+            assert back.incarnation == server.incarnation + 1 and not await pool.can_generate(server), (
+                "the old one is gone"
+            )
             await pool.close()
 
     asyncio.run(asyncio.wait_for(main(), 20))
@@ -144,7 +159,7 @@ def test_a_pool_whose_servers_are_all_lost_says_so(tmp_path):
             pool = ServerPool(config, tmp_path, folder=tmp_path, urls=(fake.address.url,))
             await pool.start()
             fake.engine.healthy = False
-            pool.suspect(pool.ready[0])
+            pool.probe_now(pool.ready[0])
             with pytest.raises(InfrastructureFailure, match="every rollout server is lost"):
                 while True:
                     await pool.wait_ready(5.0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.papers.agent_traces import AgentTrace, synthetic
 from benchmarks.papers.placement_model import simulate_placement
 from benchmarks.papers.radix_cache import RadixCache
-from megathunder.rollout.routing.routing_policies import CacheAware, LeastLoaded, RoundRobin, Session
+from megathunder.rollout.routing.routing_policies import CacheAware, LeastLoaded, RoundRobin, SessionAffinity
 
 
 def served(cache: RadixCache, prompt: tuple[int, ...], samples: tuple[int, ...] = ()) -> int:
@@ -63,7 +63,12 @@ def test_the_tree_is_a_set_of_prefixes_within_its_capacity(requests):
 def outcomes(traces: tuple[AgentTrace, ...], **cache) -> dict:
     expected = statistics.mean(trace.tokens for trace in traces)
     aware = CacheAware(cache_tokens=7372, in_flight=16, spill_gap=8, spill_tokens=1024, mean_tokens=expected)
-    rules = {"round_robin": RoundRobin(), "least_loaded": LeastLoaded(), "session": Session(), "cache_aware": aware}
+    rules = {
+        "round_robin": RoundRobin(),
+        "least_loaded": LeastLoaded(),
+        "session": SessionAffinity(),
+        "cache_aware": aware,
+    }
     where = {"servers": 2, "cache_tokens": 8192, "max_running": 32, **cache}
     return {name: simulate_placement(traces, rule, **where) for name, rule in rules.items()}
 

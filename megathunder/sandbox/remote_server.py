@@ -1,4 +1,4 @@
-"""A pool of this machine, served to pools of others over HTTP. One verb a request (`wire.py`).
+"""A pool of this machine, served to pools of others over HTTP. One verb a request (`remote_protocol.py`).
 
 A lease belongs to the client that asked for it and ends with its Close, with the client's End, or with its lifetime,
 whichever comes first: a client that dies leaves nothing for longer than that. A client that goes away while it waits
@@ -17,7 +17,7 @@ import msgspec
 from aiohttp import web
 
 from megathunder.errors import InfrastructureFailure
-from megathunder.sandbox import wire
+from megathunder.sandbox import remote_protocol
 from megathunder.sandbox.interface import Pool, Sandbox
 
 MAX_BODY_BYTES = 256 << 20
@@ -43,7 +43,7 @@ class SandboxServer:
         if self._api_key and not hmac.compare_digest(given.encode(), self._api_key.encode()):
             return web.Response(status=401, text="not the key of this server (sandbox.api_key)")
         try:
-            asked = msgspec.msgpack.decode(await request.read(), type=wire.Request)
+            asked = msgspec.msgpack.decode(await request.read(), type=remote_protocol.Request)
             return web.Response(body=msgspec.msgpack.encode(await self._do(asked)))
         except msgspec.DecodeError as error:
             return web.Response(status=400, text=str(error))
@@ -52,32 +52,32 @@ class SandboxServer:
         except InfrastructureFailure as failure:
             return web.Response(status=503, text=str(failure))
 
-    async def _do(self, asked: wire.Request) -> object:
+    async def _do(self, asked: remote_protocol.Request) -> object:
         match asked:
-            case wire.Hello():
-                return wire.Nothing()
-            case wire.Lease():
-                sandbox = await self._pool.lease(wire.unpacked(asked.files), asked.image)
+            case remote_protocol.Hello():
+                return remote_protocol.Nothing()
+            case remote_protocol.Lease():
+                sandbox = await self._pool.lease(remote_protocol.unpacked(asked.files), asked.image)
                 name = secrets.token_urlsafe(12)
                 self._leases[name] = Entry(client=asked.client, sandbox=sandbox)
                 asyncio.get_running_loop().call_later(self._lifetime_s, self._leases.pop, name, None)
-                return wire.Leased(lease=name)
-            case wire.Exec():
+                return remote_protocol.Leased(lease=name)
+            case remote_protocol.Exec():
                 sandbox = self._leases[asked.lease].sandbox
                 return await sandbox.exec(asked.command.decode(errors="replace"), asked.deadline_s)
-            case wire.Upload():
-                await self._leases[asked.lease].sandbox.upload(wire.unpacked(asked.files))
-                return wire.Nothing()
-            case wire.Download():
+            case remote_protocol.Upload():
+                await self._leases[asked.lease].sandbox.upload(remote_protocol.unpacked(asked.files))
+                return remote_protocol.Nothing()
+            case remote_protocol.Download():
                 sandbox = self._leases[asked.lease].sandbox
-                return wire.Content(data=await sandbox.download(asked.path, asked.max_bytes))
-            case wire.Close():
+                return remote_protocol.Content(data=await sandbox.download(asked.path, asked.max_bytes))
+            case remote_protocol.Close():
                 await self._close(asked.lease)
-                return wire.Nothing()
-            case wire.End():
+                return remote_protocol.Nothing()
+            case remote_protocol.End():
                 for name in [name for name, entry in self._leases.items() if entry.client == asked.client]:
                     await self._close(name)
-                return wire.Left(leaks=[] if self._leases else self._pool.leaks())
+                return remote_protocol.Left(leaks=[] if self._leases else self._pool.leaks())
 
     async def _close(self, name: str) -> None:
         entry = self._leases.pop(name, None)

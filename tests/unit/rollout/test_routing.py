@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megathunder.errors import InfrastructureFailure
-from megathunder.rollout.routing import Board, Request, Router
-from megathunder.rollout.routing.routing_policies import CacheAware, LeastLoaded, RoundRobin, Session
+from megathunder.rollout.routing import PolicyRouter, Request, RoutingState
+from megathunder.rollout.routing.routing_policies import CacheAware, LeastLoaded, RoundRobin, SessionAffinity
 from megathunder.types import ServerAddress, TrajectoryId
 
 A, B = "a", "b"
@@ -22,34 +22,34 @@ def cache_aware(**changes: int) -> CacheAware:
 
 
 class Front:
-    """A board whose requests are numbered as they come."""
+    """A state whose requests are numbered as they come."""
 
     def __init__(self, policy) -> None:
-        self.board, self.serial = Board(policy), 0
+        self.state, self.serial = RoutingState(policy), 0
 
     def arrive(self, index: int, tokens: int = 100, *, group: int = 0, version: int = 0) -> Request:
         self.serial += 1
         made = Request(trajectory=TrajectoryId(0, group, index), tokens=tokens, version=version, serial=self.serial)
-        self.board.arrive(made)
+        self.state.arrive(made)
         return made
 
     def grants(self, *servers: str) -> list[tuple[int, str]]:
-        return [(request.trajectory.index, server) for request, server in self.board.grants(servers or (A, B))]
+        return [(request.trajectory.index, server) for request, server in self.state.grants(servers or (A, B))]
 
     def turn(self, index: int, tokens: int = 100, *servers: str, **kind: int) -> str:
         """One request from its arrival to its end; the server it ran on."""
         request = self.arrive(index, tokens, **kind)
         ((_, server),) = self.grants(*servers)
-        self.board.ended(request, server, tokens=tokens + 10)
+        self.state.ended(request, server, tokens=tokens + 10)
         return server
 
 
 def test_a_trajectory_keeps_its_home_and_new_ones_go_where_fewest_live():
-    front = Front(Session())
+    front = Front(SessionAffinity())
     homes = [front.turn(i) for i in range(4)]
     assert sorted(homes) == [A, A, B, B] and [front.turn(i, 200) for i in range(4)] == homes
     for index in (i for i, home in enumerate(homes) if home == B):
-        front.board.forget(TrajectoryId(0, 0, index))
+        front.state.release(TrajectoryId(0, 0, index))
     assert front.turn(4) == B
     assert front.turn(4, 100, A) == A, "its home is gone"
 
@@ -70,7 +70,7 @@ def test_the_most_advanced_trajectory_goes_first_where_a_server_is_full():
     assert front.grants(A) == [(0, A)]
     front.arrive(1, 160), front.arrive(2, 300)
     assert front.grants(A) == [], "one in flight"
-    front.board.ended(running, A, tokens=160)
+    front.state.ended(running, A, tokens=160)
     assert front.grants(A) == [(2, A)]
 
 
@@ -78,11 +78,11 @@ def test_a_group_nearest_to_closure_goes_before_a_longer_context():
     front = Front(cache_aware(in_flight=1, cache_tokens=10**6))
     for index, group in ((0, 0), (1, 0), (2, 1)):
         front.turn(index, 100, A, group=group)
-    front.board.forget(TrajectoryId(0, 0, 0))
+    front.state.release(TrajectoryId(0, 0, 0))
     running = front.arrive(3, 50, group=2)
     assert front.grants(A) == [(3, A)]
     front.arrive(2, 900, group=1), front.arrive(1, 200, group=0)
-    front.board.ended(running, A)
+    front.state.ended(running, A)
     assert front.grants(A) == [(1, A)]
 
 
@@ -92,7 +92,7 @@ def test_trajectories_start_only_while_the_caches_hold_them():
         assert front.turn(index, 590, group=index) == (A, B)[index]
     front.arrive(2, 590, group=2)
     assert front.grants() == [], "600 of 1000 tokens are taken on either server"
-    front.board.forget(TrajectoryId(0, 1, 1))
+    front.state.release(TrajectoryId(0, 1, 1))
     assert front.grants() == [(2, B)]
 
 
@@ -106,14 +106,14 @@ def test_the_prompt_of_a_group_counts_once():
     front = Front(policy)
     front.turn(0, 800, A)
     request = front.arrive(1, 800)
-    assert policy.held_tokens(front.board, A, request, grown=True) == 810
+    assert policy.held_tokens(front.state, A, request, grown=True) == 810
     assert front.grants(A) == [(1, A)]
 
 
 def test_admission_expects_the_length_at_which_trajectories_end():
     front = Front(cache_aware(in_flight=8, cache_tokens=1000))
     front.turn(0, 890, A)
-    front.board.forget(TrajectoryId(0, 0, 0))
+    front.state.release(TrajectoryId(0, 0, 0))
     front.turn(1, 100, A, group=1)
     front.arrive(2, 100, group=2)
     assert front.grants(A) == [], "two on their way from 100 tokens to 900 do not fit 1000"
@@ -126,20 +126,20 @@ def test_a_short_context_leaves_a_crowded_home_once_and_a_long_one_never():
     for index in range(4):
         front.arrive(index, 500 if index == 3 else 120)
     assert front.grants() == [(3, A), (0, B)], "wanted by four there, by none here; the long one goes first"
-    assert front.board.moves == 1
+    assert front.state.moves == 1
     assert front.grants() == [], "both servers are full"
 
 
 def test_new_weights_void_a_home():
     front = Front(cache_aware())
     front.turn(0), front.turn(1)
-    homes = {i: front.board.living[TrajectoryId(0, 0, i)].home for i in range(2)}
+    homes = {i: front.state.active[TrajectoryId(0, 0, i)].affinity for i in range(2)}
     assert homes == {0: A, 1: B}
     front.turn(0, 150, version=1)
-    assert front.board.moves == 0, "a flushed cache holds nothing to come home to"
+    assert front.state.moves == 0, "a flushed cache holds nothing to come home to"
 
 
-POLICIES = (RoundRobin, LeastLoaded, Session, cache_aware)
+POLICIES = (RoundRobin, LeastLoaded, SessionAffinity, cache_aware)
 
 
 @settings(max_examples=150, deadline=None)
@@ -159,28 +159,28 @@ def test_every_request_is_granted_once_whatever_servers_come_and_go(policy, traj
     granted = 0
     for step in range(10**4):
         servers = phases[step % len(phases)] if step < 50 else (A, B)
-        for request, server in front.board.grants(servers):
+        for request, server in front.state.grants(servers):
             assert server in servers
             running.append((request, server))
             granted += 1
         for name in (A, B):
             in_flight = sum(server == name for _, server in running)
-            assert in_flight == (front.board.loads[name].in_flight if name in front.board.loads else 0)
+            assert in_flight == (front.state.loads[name].in_flight if name in front.state.loads else 0)
             assert policy is not cache_aware or in_flight <= 2
-        if not running and not front.board.waiting:
+        if not running and not front.state.waiting:
             break
         if running:
             request, server = running.pop(random.randrange(len(running)))
             index = request.trajectory.index
             length[index] += 20
-            front.board.ended(request, server, tokens=length[index])
+            front.state.ended(request, server, tokens=length[index])
             left[index] -= 1
             if left[index]:
                 front.arrive(index, length[index], group=index % 3)
             else:
-                front.board.forget(request.trajectory)
-    assert granted == sum(turns for turns, _ in trajectories) and not front.board.living
-    assert all(load.in_flight == 0 and not load.homes for load in front.board.loads.values())
+                front.state.release(request.trajectory)
+    assert granted == sum(turns for turns, _ in trajectories) and not front.state.active
+    assert all(load.in_flight == 0 and not load.assigned for load in front.state.loads.values())
 
 
 def pool(*names: str) -> SimpleNamespace:
@@ -191,22 +191,22 @@ def pool(*names: str) -> SimpleNamespace:
 def test_a_cancelled_request_gives_its_turn_back_and_lost_servers_fail_what_waits():
     async def main():
         servers = pool(A)
-        router = Router(Board(cache_aware(in_flight=1, cache_tokens=10**6)), servers)
-        first, second, third = (asyncio.create_task(router.place(TrajectoryId(0, 0, i), 10, 0)) for i in range(3))
+        router = PolicyRouter(RoutingState(cache_aware(in_flight=1, cache_tokens=10**6)), servers)
+        first, second, third = (asyncio.create_task(router.assign(TrajectoryId(0, 0, i), 10, 0)) for i in range(3))
         place = await first
         await asyncio.sleep(0)
         second.cancel()
         await asyncio.sleep(0)
         router.done(place)
         assert (await third).server.name == A
-        fourth = asyncio.create_task(router.place(TrajectoryId(0, 0, 4), 10, 0))
+        fourth = asyncio.create_task(router.assign(TrajectoryId(0, 0, 4), 10, 0))
         await asyncio.sleep(0)
         servers.ready = servers.servers = ()
         for listener in servers.listeners:
             listener()
         with pytest.raises(InfrastructureFailure, match="lost"):
             await fourth
-        assert router.board.waiting == 0
+        assert router.state.waiting == 0
 
     asyncio.run(asyncio.wait_for(main(), 5))
 
@@ -215,8 +215,8 @@ def test_a_server_that_becomes_ready_takes_what_waits():
     async def main():
         servers = pool(A)
         servers.ready = ()
-        router = Router(Board(cache_aware()), servers)
-        waiting = asyncio.create_task(router.place(TrajectoryId(0, 0, 0), 10, 0))
+        router = PolicyRouter(RoutingState(cache_aware()), servers)
+        waiting = asyncio.create_task(router.assign(TrajectoryId(0, 0, 0), 10, 0))
         await asyncio.sleep(0)
         assert not waiting.done()
         servers.ready = servers.servers

@@ -20,7 +20,7 @@ import msgspec
 
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import InfrastructureFailure, IsolationError
-from megathunder.sandbox import wire
+from megathunder.sandbox import remote_protocol
 from megathunder.sandbox.interface import ExecResult
 from megathunder.tasks import TaskFile
 
@@ -39,22 +39,26 @@ class RemoteSandbox:
         await self.upload(files)
 
     async def exec(self, command: str, deadline_s: float) -> ExecResult:
-        asked = wire.Exec(lease=self._name, command=command.encode(errors="replace"), deadline_s=deadline_s)
+        asked = remote_protocol.Exec(lease=self._name, command=command.encode(errors="replace"), deadline_s=deadline_s)
         return await self._ask(asked, ExecResult)
 
     async def upload(self, files: Iterable[TaskFile]) -> None:
-        await self._ask(wire.Upload(lease=self._name, files=wire.packed(files)), wire.Nothing)
+        await self._ask(
+            remote_protocol.Upload(lease=self._name, files=remote_protocol.packed(files)), remote_protocol.Nothing
+        )
 
     async def download(self, path: str, max_bytes: int) -> bytes | None:
-        asked = wire.Download(lease=self._name, path=path, max_bytes=max_bytes)
-        return (await self._ask(asked, wire.Content)).data
+        asked = remote_protocol.Download(lease=self._name, path=path, max_bytes=max_bytes)
+        return (await self._ask(asked, remote_protocol.Content)).data
 
     async def close(self) -> None:
         if self._open:
             self._open = False
             await self._pool.ended(self._url, self._name)
 
-    async def _ask(self, asked: wire.Exec | wire.Upload | wire.Download, kind: type[Answer]) -> Answer:
+    async def _ask(
+        self, asked: remote_protocol.Exec | remote_protocol.Upload | remote_protocol.Download, kind: type[Answer]
+    ) -> Answer:
         if not self._open:
             raise InfrastructureFailure(f"sandbox {self._name} was closed")
         return await self._pool.ask(self._url, asked, kind)
@@ -76,7 +80,7 @@ class RemotePool:
         for url in self._config.urls:
             try:
                 async with asyncio.timeout(HELLO_S):
-                    await self.ask(url, wire.Hello(), wire.Nothing)
+                    await self.ask(url, remote_protocol.Hello(), remote_protocol.Nothing)
             except (InfrastructureFailure, TimeoutError) as error:
                 await self._session.close()
                 raise IsolationError(
@@ -87,12 +91,12 @@ class RemotePool:
 
     async def lease(self, files: Iterable[TaskFile] = (), image: str = "") -> RemoteSandbox:
         """A clean sandbox on the server that has the fewest of ours, or on another one if that fails."""
-        asked = wire.Lease(client=self._name, files=wire.packed(files), image=image)
+        asked = remote_protocol.Lease(client=self._name, files=remote_protocol.packed(files), image=image)
         failure = InfrastructureFailure("sandbox.urls is empty")
         for url in sorted(self._held, key=lambda known: self._held[known]):
             self._held[url] += 1
             try:
-                leased = await self.ask(url, asked, wire.Leased, wait=True)
+                leased = await self.ask(url, asked, remote_protocol.Leased, wait=True)
             except BaseException as error:
                 self._held[url] -= 1
                 if not isinstance(error, InfrastructureFailure):
@@ -105,7 +109,7 @@ class RemotePool:
     async def ended(self, url: str, name: str) -> None:
         """A lease is given back; one that has expired is fine."""
         self._held[url] -= 1
-        await self.ask(url, wire.Close(lease=name), wire.Nothing)
+        await self.ask(url, remote_protocol.Close(lease=name), remote_protocol.Nothing)
 
     async def close(self) -> None:
         """Ends what this process still holds on every server, and asks what is left there. Idempotent."""
@@ -113,7 +117,7 @@ class RemotePool:
             return
         for url in self._config.urls:
             try:
-                left = await self.ask(url, wire.End(client=self._name), wire.Left)
+                left = await self.ask(url, remote_protocol.End(client=self._name), remote_protocol.Left)
                 self._leaks += [f"{url}: {leak}" for leak in left.leaks]
             except InfrastructureFailure as failure:
                 self._leaks.append(f"{url} does not say: {failure}")
@@ -123,7 +127,7 @@ class RemotePool:
         """What the servers said when this pool was closed."""
         return list(self._leaks)
 
-    async def ask(self, url: str, asked: wire.Request, kind: type[Answer], *, wait: bool = False) -> Answer:
+    async def ask(self, url: str, asked: remote_protocol.Request, kind: type[Answer], *, wait: bool = False) -> Answer:
         """One call. `wait`: it may take as long as it takes for a place to be free. Raises InfrastructureFailure."""
         limit_s = None if wait else CALL_S + getattr(asked, "deadline_s", 0.0)
         try:
