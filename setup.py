@@ -35,6 +35,7 @@ setup(
         "cpu": [*pinned("torch"), *pinned("engine"), MEGATRON],
         "gpu": [*pinned("torch"), SGLANG, MEGATRON, *pinned("gpu")],
         "agents": [requirement for requirement in pinned("agents") if not requirement.startswith("mini-swe-agent")],
+        "datasets": pinned("datasets"),
         "docker": pinned("docker"),
         "parquet": pinned("parquet"),
         "test": pinned("test"),

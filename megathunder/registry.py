@@ -222,7 +222,7 @@ def _place(part: object) -> str:
     return f"{getattr(part, '__module__', '?')}.{getattr(part, '__qualname__', part)}"
 
 
-TASK_SOURCES: Registry[Callable[..., Any]] = Registry("task source")
+TASK_SOURCES: Registry[Callable[..., Any]] = Registry("task source", modules=["megathunder.tasks.build_source"])
 REWARDS: Registry[Callable[..., Any]] = Registry("reward", parameters=("completion", "row", "trajectory"))
 ENVIRONMENTS: Registry[Callable[..., Any]] = Registry("environment", parameters=())
 AGENTS: Registry[Callable[..., Any]] = Registry("agent", parameters=("task", "client", "sandbox"))

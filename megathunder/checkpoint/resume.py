@@ -20,6 +20,7 @@ from megathunder.config import Config
 from megathunder.config.model_shape import read_model_shape
 from megathunder.config.toml import read_config
 from megathunder.errors import ConfigError
+from megathunder.tasks import ListedSource, build_source
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +63,13 @@ def find_resumption(config: Config, checkpoints: Path) -> Resumption | None:
                 remedy=f"set {name} = {old!r}, or give the run a new --run.name",
             )
     _refuse_another_shape(folder, found)
+    state = read_state(folder)
+    if state.source.digest and not config.replay.run:  # tasks that are read, and not generated
+        source = build_source(config.tasks)
+        if isinstance(source, ListedSource) and source.differs_from(state.source):
+            source.restore(state.source)
     told = tuple(f"{name}: {old!r} -> {new!r}" for name, old, new in found if name not in SILENT + SECRET)
-    return Resumption(folder=folder, state=read_state(folder), changed=told)
+    return Resumption(folder=folder, state=state, changed=told)
 
 
 def _refuse_another_shape(folder: Path, found: list[tuple[str, object, object]]) -> None:

@@ -7,16 +7,16 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from megathunder.config.field_types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from megathunder.config.field_types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutConfig:
     """[rollout] the SGLang servers and the agent loop in front of them."""
 
-    agent: Literal["builtin", "command"] = "builtin"
-    """Who decides what is asked next: `builtin` (the loop of this package) or `command` (a harness that speaks OpenAI's
-    chat completions)."""
+    agent: Reference = "builtin"
+    """Who decides what is asked next: `builtin` (the loop of this package), `command` (a harness that speaks OpenAI's
+    chat completions) or your own "file.py:run": async def run(task, client, sandbox) -> float | None."""
     agent_command: str = ""
     """The harness, one process a trajectory: a command line that finds OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL
     in its environment ({base_url} and {model} may stand in it). It runs outside the sandbox and must run nothing there

@@ -11,6 +11,7 @@ from megathunder.config.metrics import MetricsConfig
 from megathunder.config.objective import GrpoConfig, LossConfig, OpdConfig
 from megathunder.config.publish import PublishConfig
 from megathunder.config.replay import ReplayConfig
+from megathunder.config.reward import RewardConfig
 from megathunder.config.rollout import RolloutConfig
 from megathunder.config.routing import RoutingConfig
 from megathunder.config.run import RunConfig
@@ -37,6 +38,7 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
     sagc: SagcConfig = field(default_factory=SagcConfig)
     tasks: TasksConfig = field(default_factory=TasksConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from megathunder.config.field_types import InputPath, NonNegativeFloat, NonNegativeInt, PositiveInt
+from megathunder.config.field_types import InputPath, NonNegativeFloat, NonNegativeInt, PositiveInt, Reference
 from megathunder.errors import ConfigError
 
 KINDS = {
@@ -21,19 +21,41 @@ KINDS = {
 class TasksConfig:
     """[tasks] which tasks a run trains on, in what order, and which it keeps for evaluation."""
 
-    source: Literal["shell", "math", "swe", "terminal"] = "shell"
-    """Task family: `shell` and `math` are generated from the seed; `swe` (SWE-smith, SWE-bench) and `terminal` (Harbor,
-    Terminal-Bench 1, SETA) are read from `path`."""
+    source: Reference = "shell"
+    """Where tasks come from: `table` (rows of prompts at `path`), `shell` and `math` (generated from the seed), `swe`
+    (SWE-smith, SWE-bench), `terminal` (Harbor, Terminal-Bench 1, SETA), or your own "file.py:load"."""
     path: InputPath = ""
-    """File or folder that a `swe` or `terminal` source reads; for `math` a file of problems with answers, instead of
-    generated ones."""
+    """What the source reads. `table`: a JSON, JSONL or Parquet file, a folder saved by `datasets`, or a Hub id. `swe`,
+    `terminal`: a file or folder; `math`: a file of problems with answers, instead of generated ones."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Names of a table's columns where they differ from ours: [tasks.columns] prompt = "question", label = "answer",
+    system, kind, id, split likewise."""
+    system: str = ""
+    """System message of every row of a table that has none of its own."""
+    split: str = "train"
+    """Split of a saved dataset or a Hub id to train on."""
+    heldout_split: str = ""
+    """Split of a saved dataset or a Hub id to hold out."""
+    heldout_path: InputPath = ""
+    """Table of held-out rows. Without one, a column `split` decides (all but "train" are held out), or else a digest of
+    the prompt: one row in eight."""
+    overlong_prompts: Literal["leave_out", "refuse"] = "leave_out"
+    """Prompts that leave no room for an answer within `rollout.max_tokens`: `leave_out` (counted and named), or
+    `refuse` the run."""
+    on_change: Literal["refuse", "next_epoch"] = "refuse"
+    """A resumed run whose tasks are not those of its checkpoint: `refuse`, or go on with the `next_epoch` of the new
+    ones."""
+    environment: Reference = ""
+    """Class that answers the policy turn by turn: "file.py:Class", or the name of an adapter."""
+    options: dict[str, str] = field(default_factory=dict)
+    """Keyword arguments of your own source and environment, as strings."""
     kinds: tuple[str, ...] = ()
     """Kinds of the family to draw from; empty means all."""
     seed: NonNegativeInt = 0
     """Seed of the task stream (content and order)."""
     # made when the run starts, a tenth of a millisecond each
     size: Annotated[int, Meta(gt=0, le=1048576)] = 4096
-    """Distinct training tasks; the stream wraps after them, reshuffled from the seed."""
+    """Distinct training tasks that are generated; the stream wraps after them, reshuffled from the seed."""
     wrap: bool = True
     """Start again when the tasks are used up; off: a batch larger than what is left is an error."""
     # made and sampled at every evaluation; making takes a millisecond each

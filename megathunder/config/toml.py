@@ -17,7 +17,8 @@ from pathlib import Path
 import msgspec
 import tomli_w
 
-from megathunder.config.ranges import range_error
+from megathunder.config.field_types import REFERENCE
+from megathunder.config.ranges import annotations, range_error
 from megathunder.config.root import Config
 from megathunder.config.streamable import reject_non_streamable
 from megathunder.errors import ConfigError
@@ -47,6 +48,10 @@ def from_table(table: Table, origin: str) -> Config:
     for section, key in free_tables():
         free = _subtable(_subtable(table, section), key)
         free.update({k: _as_text(v) for k, v in free.items()})
+    for section, key in _reference_lists():  # one name stands for a list of one
+        named = _subtable(table, section)
+        if isinstance(named.get(key), str):
+            named[key] = [named[key]]
     try:
         return msgspec.convert(table, Config)
     except msgspec.ValidationError as error:
@@ -76,6 +81,16 @@ def settings() -> dict[str, object]:
 def free_tables() -> list[tuple[str, str]]:
     """(section, key) of the settings that take any name."""
     return [(*name.split("."),) for name, hint in settings().items() if typing.get_origin(hint) is dict]  # type: ignore
+
+
+def _reference_lists() -> list[tuple[str, str]]:
+    """(section, key) of the settings that list registered names."""
+    return [
+        (section, key)
+        for section, (kind, _) in annotations(Config).items()
+        for key, (hint, extra) in (annotations(kind) if dataclasses.is_dataclass(kind) else {}).items()
+        if REFERENCE in extra and typing.get_origin(hint) is tuple
+    ]
 
 
 def _subtable(table: object, key: str) -> Table:

@@ -34,7 +34,7 @@ from megathunder.rollout.servers.command import resolve_device
 from megathunder.rollout.servers.control import ServerControl
 from megathunder.rollout.servers.supervisor import ServerPool
 from megathunder.sandbox import Pool, open_pool
-from megathunder.tasks import ChatFormat, build_source
+from megathunder.tasks import ChatFormat, build_source, fitting
 from megathunder.types import ServerAddress
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
     folder = RunFolder(Path(config.run.folder) / config.run.name)
     tokenizer = _tokenizer(config.learner.model)
     async with contextlib.AsyncExitStack() as stack:
-        source = build_source(config.tasks)
+        chat = ChatFormat(tokenizer)
+        source = fitting(build_source(config.tasks), config.tasks, chat, config.rollout.max_tokens)
         monitor = open_monitor(config, folder, tokenizer.decode)
         stack.callback(monitor.close)
         sandboxes = open_pool(config.sandbox)
@@ -90,7 +91,7 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
                 servers=servers,
                 sandboxes=sandboxes,
                 grade=grade,
-                chat=ChatFormat(tokenizer),
+                chat=chat,
                 seed=config.run.seed,
                 teacher=teacher,
                 router=router,

@@ -4,8 +4,10 @@ Called by sandbox/ (grading), rollout/ (agent loop), evaluation/ and loop.py. Re
 source, unknown kinds, and tokenizers without a chat template.
 """
 
+from megathunder.tasks.build_source import build_source, heldout_tasks
 from megathunder.tasks.chat import Action, ChatFormat, RunCommand, SubmitAnswer, observation_text, parse_action
-from megathunder.tasks.source import SourceState, TaskSource, build_source, heldout_tasks
+from megathunder.tasks.prompt_lengths import fitting
+from megathunder.tasks.source import ListedSource, SourceState, TaskSource
 from megathunder.tasks.task import (
     BoxedAnswer,
     ExactAnswer,
@@ -27,6 +29,7 @@ __all__ = [
     "ExactAnswer",
     "Example",
     "Grading",
+    "ListedSource",
     "Message",
     "ProgramCheck",
     "RepositoryTests",
@@ -39,6 +42,7 @@ __all__ = [
     "TaskSource",
     "TerminalTests",
     "build_source",
+    "fitting",
     "heldout_tasks",
     "observation_text",
     "parse_action",

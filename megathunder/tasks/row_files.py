@@ -1,26 +1,51 @@
-"""Rows of a JSON, JSONL or Parquet file. Called by tasks.swe, tasks.problems and tools/prepare_data.py."""
+"""Rows of a JSON, JSONL or Parquet file. Called by the task sources and tools/prepare_data.py."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+
+import msgspec
 
 from megathunder.errors import ConfigError
 
 
 def raw_rows(path: Path) -> list[object]:
-    """The objects of a JSON, JSONL or Parquet file; ConfigError that names the line which is none."""
+    """The objects of a JSON, JSONL or Parquet file. Raises ConfigError that names the line which cannot be read, and
+    the row with text that is no Unicode (a lone surrogate, which no tokenizer and no file takes)."""
     if path.suffix == ".parquet":
-        return _parquet_rows(path)
+        return _unicode(_parquet_rows(path), path)
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(str(path), str(error)) from None
     if path.suffix == ".jsonl":
         lines = enumerate(text.split("\n"), 1)  # other ends of lines may stand in a JSON text
-        return [_loaded(line, f"{path}, line {number}") for number, line in lines if line.strip()]
+        return _unicode([_loaded(line, f"{path}, line {number}") for number, line in lines if line.strip()], path)
     loaded = _loaded(text, str(path))
-    return loaded if isinstance(loaded, list) else [loaded]
+    return _unicode(loaded if isinstance(loaded, list) else [loaded], path)
+
+
+def unicode_error(value: object, where: str) -> ConfigError | None:
+    """The error for a text of `value` (at `where`) that has no UTF-8 form; None where all have one."""
+    try:
+        msgspec.json.encode(value, enc_hook=str)
+    except UnicodeEncodeError as error:
+        return ConfigError(
+            f"{where}: {error.object[max(0, error.start - 20) : error.end + 20]!r} is no Unicode text ({error.reason})",
+            expected="text without lone surrogates (\\ud800 to \\udfff)",
+            remedy="write the characters themselves, or leave the row out",
+        )
+    return None
+
+
+def _unicode(rows: Iterable[object], path: Path) -> list[object]:
+    checked = list(rows)
+    for number, row in enumerate(checked):
+        if error := unicode_error(row, f"{path}, row {number}"):
+            raise error
+    return checked
 
 
 def _loaded(text: str, where: str) -> object:

@@ -28,6 +28,7 @@ import yaml
 
 from megathunder.config.tasks import TasksConfig
 from megathunder.errors import ConfigError, UserError
+from megathunder.tasks.row_files import unicode_error
 from megathunder.tasks.task import Task, TaskFile, TerminalTests
 
 ROOTS = ("app", "data")  # folders of / that a sandbox keeps in its work folder
@@ -230,6 +231,8 @@ def _settings(folder: Path, name: str) -> dict[str, object]:
         raise _unusable(folder, f"{name} cannot be read: {str(error).splitlines()[0]}", "a well-formed file") from None
     if not isinstance(table, dict):
         raise _unusable(folder, f"{name} holds no table", "names with values")
+    if error := unicode_error(table, f"task {folder}: {name}"):
+        raise error
     return table
 
 

@@ -30,11 +30,11 @@ from examples.policies.build.repairs import Commands, repository_commands, termi
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.config.tasks import TasksConfig
 from megathunder.errors import UserError
+from megathunder.registry import TASK_SOURCES
 from megathunder.rewards.grading import grade
 from megathunder.rollout.agents.workspace import Workspace
 from megathunder.sandbox import SandboxPool
 from megathunder.tasks import ChatFormat, RunCommand, Task, observation_text, parse_action
-from megathunder.tasks.source import given_tasks
 from megathunder.tasks.swe import read_instances
 
 CHARACTERS, NEW_TOKENS, MAX_TURNS = 400, 160, 4  # as in the two examples
@@ -96,11 +96,10 @@ def known(recipe: Recipe) -> Iterator[tuple[str, Task, Commands]]:
 def given(recipe: Recipe) -> dict[str, tuple[list[Task], list[Task]]]:
     """{source: (training tasks, held-out tasks)}."""
     folders = {"swe": recipe.repositories, "terminal": recipe.terminal}
-    found = {
-        source: given_tasks(TasksConfig(source=source, path=str(path), max_turns=MAX_TURNS))
+    return {
+        source: TASK_SOURCES.get(source)(TasksConfig(source=source, path=str(path), max_turns=MAX_TURNS))
         for source, path in folders.items()
     }
-    return {source: parts for source, parts in found.items() if parts is not None}
 
 
 async def record(task: Task, commands: Commands, pool: SandboxPool) -> Demonstration:

@@ -33,7 +33,7 @@ def test_three_prompts_serve_five_updates_of_two_and_each_epoch_visits_all() -> 
     source = build_source(TasksConfig(size=3))
     ids = [t.id for _ in range(6) for t in source.take(2)]
     assert all(len(set(ids[i : i + 3])) == 3 for i in range(0, 12, 3))
-    assert source.state() == SourceState(epoch=3, cursor=3)
+    assert source.state() == SourceState(epoch=3, cursor=3, size=3)
 
 
 def test_epochs_differ_in_order_and_repeat_from_the_seed() -> None:
