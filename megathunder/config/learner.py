@@ -71,12 +71,14 @@ class LearnerConfig:
     one is installed."""
     learning_rate: PositiveFloat = 5e-4
     """Step size of AdamW after the warm-up."""
+    learning_rate_decay: Literal["constant", "linear", "cosine"] = "constant"
+    """How the step size goes from `learning_rate` to `min_learning_rate`, which it reaches at the last update."""
     min_learning_rate: NonNegativeFloat = 0.0
-    """Step size at the last update of a decaying schedule; 0: constant."""
+    """Step size at the last update of a linear or cosine decay."""
     warmup_updates: NonNegativeInt = 0
     """Updates over which the step size rises from 0."""
     weight_decay: NonNegativeFloat = 0.0
-    """Decoupled decay of matrices a step."""
+    """Decoupled decay per step, of matrices only: norms, biases and other vectors do not decay."""
     adam_beta1: Annotated[float, Meta(ge=0, le=0.999999)] = 0.9
     """Decay of the first moment."""
     adam_beta2: Annotated[float, Meta(ge=0, le=0.999999)] = 0.95

@@ -4,7 +4,8 @@
     g <- g min(1, clip / (|g| + 1e-6)),   AdamW step at the learning rate of this update
 
 Learning rate of update k (counted from 0; every update counts, also one that makes no step): rises linearly over
-`warmup_updates`, then stays, or falls along a cosine to `min_learning_rate` at the last update where that is set.
+`warmup_updates`, then stays, or falls to `min_learning_rate` at the last update (`learning_rate_decay`).
+Weight decay takes matrices only: Megatron gives norms, biases and other vectors a `wd_mult` of 0.
 Adam's own step counter counts steps taken. A gradient with a NaN or infinite element makes no step: it is counted and
 its parameters are named; `max_bad_updates` in a row end the run. Every rank comes to the same decision, because the
 norm and the flag are reduced over all ranks. Called by `learner.py`.
@@ -13,7 +14,7 @@ norm and the flag are reduced over all ranks. Called by `learner.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,13 @@ from megathunder.errors import MegathunderError
 from megathunder.learner.accumulators.layout import GradientLayout
 from megathunder.learner.model.bundle import DTYPES, ModelBundle
 from megathunder.learner.options import megatron_options
+
+DECAY: dict[str, Callable[[float], float]] = {
+    "constant": lambda share: 1.0,
+    "linear": lambda share: 1.0 - share,
+    "cosine": lambda share: 0.5 * (1 + math.cos(math.pi * share)),
+}
+"""Share of the run after the warm-up, 0 to 1 -> share of the way from `min_learning_rate` to `learning_rate`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +110,10 @@ class Stepper:
         config = self._config
         if update < config.warmup_updates:
             return config.learning_rate * (update + 1) / config.warmup_updates
-        if config.min_learning_rate <= 0:
-            return config.learning_rate
         span = max(1, self._updates - config.warmup_updates - 1)
         share = min(1.0, (update - config.warmup_updates) / span)
         low = config.min_learning_rate
-        return low + (config.learning_rate - low) * 0.5 * (1 + math.cos(math.pi * share))
+        return low + (config.learning_rate - low) * DECAY[config.learning_rate_decay](share)
 
     def reduce(self) -> None:
         """Sum Megatron's gradient buffers over data-parallel ranks (and what tensor and pipeline ranks share)."""
@@ -133,6 +139,7 @@ class Stepper:
             torch._foreach_mul_(self._ready_grads(), limit / (norm + 1e-6))
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("lr_mult", 1.0)
+            group["weight_decay"] = self._config.weight_decay * group.get("wd_mult", 1.0)
         self.optimizer.step_with_ready_grads()
         self.steps_taken += 1
         # `param.grad` is a view of the buffer now; left there, the next backward would add into it a second time.
@@ -141,10 +148,9 @@ class Stepper:
 
     def grad_norm(self) -> float:
         """Global 2-norm, each parameter counted once; squares are summed in float64 over all model-parallel ranks."""
-        total = 0.0
+        total, device = 0.0, self._layout.homes[0].device
         for part in _parts(self.optimizer):
             grads = part.get_main_grads_for_grad_norm()
-            device = self._layout.homes[0].device
             square = torch.zeros((), dtype=torch.float64, device=device)
             if grads:
                 square = torch.stack(torch._foreach_norm(grads)).to(torch.float64).square().sum()

@@ -1,5 +1,6 @@
 """The barrier: resuming, skipping, bad gradients, stale tokens, learning rates."""
 
+import json
 import random
 import threading
 
@@ -11,6 +12,7 @@ from megathunder.learner.checkpoint import checkpoint_status
 from megathunder.learner.checkpoint.snapshot import Snapshot
 from megathunder.types import BATCH, Differentiate, FinishCheckpoint, SaveCheckpoint, TakeStep
 from tests.equality import worlds
+from tests.equality.jobs import run_job
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +130,43 @@ def test_tokens_sampled_before_the_last_step_are_refused(folder):
     update(learner, 1)
 
 
+@pytest.mark.parametrize(("settings", "steps"), [({}, 0), ({"distributed_optimizer": True}, 0), ({}, 1)])
+def test_a_checkpoint_from_before_the_first_step_is_read(folder, tmp_path, settings, steps):
+    config = worlds.make_config(folder, **settings)
+    straight, resumed = (worlds.make_learner(config, seed) for seed in (1, 2))
+    for k in range(steps):
+        update(straight, k)
+    straight.take_step(TakeStep(item=0, update=steps, normaliser=10.0, skip=True))
+    straight.save(tmp_path / "checkpoint")
+    resumed.load(tmp_path / "checkpoint")
+    for k in range(steps + 1, steps + 3):
+        update(straight, k)
+        update(resumed, k)
+    assert all(torch.equal(a, b) for a, b in zip(weights(straight), weights(resumed), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "fields"), [(1, []), (2, ["tensor_parallel=2"]), (2, ["distributed_optimizer=true"])]
+)
+def test_weight_decay_is_that_of_adamw_with_a_group_of_matrices_and_one_of_vectors(folder, tmp_path, ranks, fields):
+    run_job("tests.equality.weight_decay", [folder, tmp_path / "out", *fields], ranks)
+    found = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("out*"))]
+    assert len(found) == ranks
+    for rank in found:
+        assert rank["vectors"] and rank["matrices"] and rank["difference"] < 1e-7
+        assert rank["difference_if_all_decay"] > 1e-4, "the test tells the two apart"
+
+
+@pytest.mark.parametrize(("decay", "last"), [("constant", 1e-2), ("linear", 0.0), ("cosine", 0.0)])
+def test_learning_rate_decays_to_zero_where_it_is_told_to(folder, decay, last):
+    config = worlds.make_config(folder, warmup_updates=2, learning_rate_decay=decay)
+    stepper = worlds.make_learner(config).stepper
+    rates = [stepper.learning_rate(k) for k in range(config.run.updates)]
+    assert rates[:3] == pytest.approx([5e-3, 1e-2, 1e-2]) and rates[-1] == pytest.approx(last, abs=1e-12)
+
+
 def test_learning_rate_warms_up_then_falls_to_its_minimum_at_the_last_update(folder):
-    config = worlds.make_config(folder, warmup_updates=2, min_learning_rate=1e-3)
+    config = worlds.make_config(folder, warmup_updates=2, learning_rate_decay="cosine", min_learning_rate=1e-3)
     stepper = worlds.make_learner(config).stepper
     rates = [stepper.learning_rate(k) for k in range(config.run.updates)]
     assert rates[:3] == pytest.approx([5e-3, 1e-2, 1e-2]) and rates[-1] == pytest.approx(1e-3)

@@ -55,6 +55,7 @@ class Saving:
             folder.mkdir(parents=True, exist_ok=True)
         dist.barrier()
         self._folder = folder
+        _start_adam(stepper.optimizer)  # before the first step as well: a checkpoint always has what a load looks for
         self._snapshot = Snapshot(_sharded(chunks, stepper.optimizer), folder)
         save_generators(folder, dist.get_rank(), dist.get_world_size())
         self._counters = Counters(
@@ -164,6 +165,9 @@ def _load_optimizer(optimizer: MegatronOptimizer, state: dict[Any, Any]) -> None
     states = [state] if len(parts) == 1 else [one for _, one in sorted(state.items())]
     for part, own in zip(parts, states, strict=True):
         tensors = own.pop("param_state", None) if isinstance(part, DistributedOptimizer) else None
+        if not isinstance(part, DistributedOptimizer) and isinstance(part.optimizer, torch.optim.Adam):
+            # Megatron leaves out a step of 0, without which torch reads no state.
+            own.get("optimizer", own)["state"].setdefault("common_step", torch.tensor(0.0))
         part.load_state_dict(own)
         if tensors is not None:
             for moments in part.optimizer.state.values():
