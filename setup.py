@@ -29,7 +29,7 @@ setup(
     description="Agentic reinforcement learning whose learner differentiates while the rollouts still run",
     python_requires=">=3.11,<3.13",
     packages=find_namespace_packages(include=["megathunder*"]),
-    package_data={"": ["*.pl", "*.md", "METADATA", "entry_points.txt"]},
+    package_data={"": ["*.pl", "*.c", "*.md", "METADATA", "entry_points.txt"]},
     install_requires=[requirement for requirement in pinned("base") if not requirement.startswith("setuptools")],
     extras_require={
         "cpu": [*pinned("torch"), *pinned("engine"), MEGATRON],

@@ -37,6 +37,9 @@ class RolloutConfig:
     """Type the servers compute in."""
     cpu_cores: tuple[int, ...] = ()
     """Pin servers, agents and sandboxes to these cores; empty: no pinning."""
+    cpu_kernels: Literal["auto", "torch", "off"] = "auto"
+    """Servers on a CPU: `auto` computes whole decoder layers by kernels in C, compiled at first use (in plain torch
+    where there is no C compiler, or with `torch`); `off` is SGLang's own path. Tokens are the same."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature; log-probabilities are those at this temperature."""
     top_p: Annotated[float, Meta(gt=0, le=1.0)] = 1.0

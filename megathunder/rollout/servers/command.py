@@ -16,6 +16,7 @@ from megathunder.config.rollout import RolloutConfig
 from megathunder.config.speculation import PLUGIN, SpeculationConfig
 from megathunder.errors import ConfigError
 from megathunder.processes import port_error
+from megathunder.rollout.servers.cpu_kernels import settings
 from megathunder.speculation.settings import settings_variable
 
 CPU_ENGINE = Path(__file__).parent / "cpu_engine"
@@ -31,7 +32,7 @@ CPU_ARGUMENTS = {
     "disable_overlap_schedule": "true",  # one thread: the overlap has nothing to hide behind
 }
 GPU_ARGUMENTS = {"device": "cuda"}
-CPU_PLUGINS = ("megathunder_seeded_sampling", "megathunder_forked_start")
+CPU_PLUGINS = ("megathunder_seeded_sampling", "megathunder_forked_start", settings.PLUGIN)
 
 
 def resolve_device(device: str) -> str:
@@ -80,8 +81,8 @@ def server_command(
     return command
 
 
-def _speculation(settings: SpeculationConfig) -> dict[str, str]:
-    width = settings.max_draft_tokens + 1  # and the token that is sampled anyway
+def _speculation(speculation: SpeculationConfig) -> dict[str, str]:
+    width = speculation.max_draft_tokens + 1  # and the token that is sampled anyway
     return {"speculative_algorithm": "SUFFIX", "speculative_num_draft_tokens": str(width)}
 
 
@@ -90,10 +91,16 @@ def _gpus(config: RolloutConfig, index: int) -> dict[str, str]:
 
 
 def server_environment(
-    device: str, temporary: Path, *, ranks: int = 1, speculation: SpeculationConfig | None = None
+    device: str,
+    temporary: Path,
+    *,
+    ranks: int = 1,
+    speculation: SpeculationConfig | None = None,
+    cpu_kernels: str = "auto",
 ) -> dict[str, str]:
     """The caller's environment, no network look-ups, on a CPU one thread and the stand-ins on the path, and the
-    plug-ins the server loads with the settings of `speculation`. `ranks`: the server's tensor parallelism."""
+    plug-ins the server loads with the settings of `speculation`. `ranks`: the server's tensor parallelism.
+    `cpu_kernels`: as `RolloutConfig.cpu_kernels`."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TMPDIR": str(temporary)}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(name, None)  # torchrun's: the server is no rank of the learner
@@ -102,6 +109,7 @@ def server_environment(
         path.insert(0, str(CPU_ENGINE))
         environment.update(SGLANG_USE_CPU_ENGINE="1", OMP_NUM_THREADS="1")
         environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "false"
+        environment[settings.VARIABLE] = cpu_kernels
         environment["TORCHDYNAMO_DISABLE"] = "1"  # the sharded embedding would be compiled with triton
         if ranks > 1:  # SGLang wants a place for each rank, and would bind to it with the real kernels
             environment.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join(map(str, range(ranks))))

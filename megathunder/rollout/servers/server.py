@@ -75,7 +75,13 @@ async def start_server(
         output.write((" ".join(command) + "\n").encode())
         process = await asyncio.create_subprocess_exec(
             *guarded(command, cores=config.cpu_cores),
-            env=server_environment(device, temporary, ranks=config.gpus_per_server, speculation=speculation),
+            env=server_environment(
+                device,
+                temporary,
+                ranks=config.gpus_per_server,
+                speculation=speculation,
+                cpu_kernels=config.cpu_kernels,
+            ),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -42,6 +42,19 @@ def test_a_draw_depends_on_its_own_seed_and_position_alone():
     assert torch.equal(together, torch.cat(alone))
 
 
+def test_a_row_without_limits_draws_the_same_beside_rows_with_limits():
+    probs = torch.randn(3, 50, generator=torch.Generator().manual_seed(1)).softmax(-1)
+    vocabulary = 1 << 30  # what SGLang says for no limit
+    kept = seeded.within_top(probs, torch.tensor([vocabulary, 1, vocabulary]), torch.tensor([1.0, 1.0, 0.3]))
+    assert torch.equal(kept[0], probs[0])
+    assert kept[1].nonzero().tolist() == [[probs[1].argmax()]]
+    nucleus = kept[2].count_nonzero()
+    assert kept[2].sum() >= 0.3 > probs[2].topk(nucleus - 1).values.sum()
+    seeds, positions = torch.arange(3) * 977, torch.arange(3) + 3
+    plain = seeded.draw(probs[:1].log(), seeds[:1], positions[:1])
+    assert torch.equal(seeded.draw(kept.log(), seeds, positions)[:1], plain)
+
+
 @pytest.mark.parametrize("u", [0.0, 1 - 2**-53])
 def test_the_ends_of_the_unit_interval_never_draw_a_token_of_probability_zero(u, monkeypatch):
     monkeypatch.setattr(seeded, "uniform", lambda seed, position: u)

@@ -43,14 +43,27 @@ def install() -> None:
         top_ps: torch.Tensor,
         min_ps: torch.Tensor,
         need_min_p_sampling: bool,
-        *rest: object,
+        sampling_seed: torch.Tensor | None,
+        positions: torch.Tensor,
         **options: object,
     ) -> torch.Tensor:
         if need_min_p_sampling:  # SGLang refuses min-p with seeds: its own draw needs normalised rows, ours does not
             probs = without_unlikely(probs, min_ps)
-        return sampling(probs, top_ks, top_ps, min_ps, False, *rest, **options)
+        if sampling_seed is None or options.get("return_filtered_probs"):
+            return sampling(probs, top_ks, top_ps, min_ps, False, sampling_seed, positions, **options)
+        kept = within_top(probs, top_ks, top_ps)
+        return draw(kept.log(), sampling_seed, positions).view(-1).to(torch.int32)
 
     sampler.top_k_top_p_min_p_sampling_from_probs_torch = sample
+
+
+def within_top(probs: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
+    """`probs` [N, V] with what is outside of top_ks [N] and top_ps [N] at 0, each token in its place: a row draws the
+    same token whether or not another row of its batch has a limit. SGLang draws from sorted rows where any has one."""
+    ordered, index = probs.sort(dim=-1, descending=True)
+    before = ordered.cumsum(dim=-1) - ordered
+    outside = (torch.arange(probs.shape[-1]) >= top_ks.view(-1, 1)) | (before > top_ps.view(-1, 1))
+    return torch.zeros_like(probs).scatter_(-1, index, ordered.masked_fill_(outside, 0.0))
 
 
 def without_unlikely(probs: torch.Tensor, min_ps: torch.Tensor) -> torch.Tensor:
