@@ -21,6 +21,7 @@ from megathunder.config.rollout import RolloutConfig
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import InfrastructureFailure
 from megathunder.rollout.agents.builtin_agent import Episode
+from megathunder.rollout.agents.end_tokens import end_token_ids
 from megathunder.rollout.agents.recorder import EpisodeSettings, TrajectoryRecorder
 from megathunder.rollout.agents.workspace import Sandbox, Sandboxes, Workspace
 from megathunder.rollout.endpoint import AgentEndpoint, HarnessEpisode
@@ -66,6 +67,7 @@ class Collector:
         self._config, self._sandbox = config, sandbox
         self._sandboxes, self._grade, self._chat, self._seed = sandboxes, grade, chat, seed
         self._client = EngineClient(timeout_s=config.request_timeout_s, api_key=config.api_key)
+        self._end_token_ids = end_token_ids(servers.model, chat.end_token_id)
         self._engine = Engine(servers, self._client, config, router)
         self._places = asyncio.Semaphore(config.max_concurrent)  # of all batches that run at once
         self._graders, self._told_slow = asyncio.Semaphore(sandbox.graders), False
@@ -128,6 +130,7 @@ class Collector:
             seed=self._seed,
             batch=batch,
             temperature=self._config.temperature if temperature is None else temperature,
+            end_token_ids=self._end_token_ids,
         )
         async with asyncio.TaskGroup() as running:
             for lane, (trajectory, task) in enumerate(work, first_lane):

@@ -44,6 +44,7 @@ class EpisodeSettings:
     seed: int
     batch: int  # stands for the update in sampling seeds
     temperature: float
+    end_token_ids: tuple[int, ...]  # any of them ends a turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +103,11 @@ class TrajectoryRecorder:
         with tracing.span(self._lane, "turn", turn=self.turns):
             generation = await self._generate(context, min(wanted, room))
         self._append_turn(pending, generation, context)
-        end = self.chat.end_token_id
-        sampled = generation.token_ids
+        sampled, ends = generation.token_ids, self.settings.end_token_ids
+        whole = next((at for at, token in enumerate(sampled) if token in ends), len(sampled))
         return Turn(
-            text=self.chat.action_text(sampled[: sampled.index(end)] if end in sampled else sampled),
-            ended=config.ignore_eos or sampled[-1:] == (end,),
+            text=self.chat.action_text(sampled[:whole]),
+            ended=config.ignore_eos or sampled[-1] in ends,
             no_room=room < wanted,
             generation=generation,
         )
@@ -162,7 +163,7 @@ class TrajectoryRecorder:
             max_new_tokens=max_new_tokens,
             temperature=self.settings.temperature,
             top_p=config.top_p,
-            stop_token_ids=() if config.ignore_eos else (self.chat.end_token_id,),
+            stop_token_ids=() if config.ignore_eos else self.settings.end_token_ids,
             ignore_eos=config.ignore_eos,
             custom_params=origin_of(self.id, self.task.id) if config.speculation != "off" else None,
             sampling_seed=self._turn_seed(),

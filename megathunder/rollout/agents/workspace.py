@@ -56,6 +56,7 @@ class Workspace:
     def __init__(self, pool: Sandboxes, task: Task, *, max_replays: int) -> None:
         self._pool, self._task, self._replays_left = pool, task, max_replays
         self._history: list[Ran] = []
+        self._said = ""  # how it failed last: what fails twice in one way fails a third time
         self.sandbox: Sandbox | None = None
 
     async def run(self, command: str, limit_s: float) -> CommandResult:
@@ -86,8 +87,9 @@ class Workspace:
     async def fail(self, failure: InfrastructureFailure) -> None:
         """Give the sandbox up; raises `failure` when no replay is left."""
         await self.close()
-        if self._replays_left == 0:
+        if self._replays_left == 0 or str(failure) == self._said:
             raise failure
+        self._said = str(failure)
         self._replays_left -= 1
         log.warning("task %s: %s; replaying %d commands", self._task.id, failure, len(self._history))
 

@@ -3,19 +3,21 @@
     generate    prompt ids -> sampled ids, their log-probabilities at the sampling temperature, a policy version each
     score       given ids -> log-probabilities of ids[start:], one forward, nothing sampled (a teacher)
 
-Transport errors, 404, 408, 429 and 5xx are sent again with bounded backoff, other 4xx and malformed answers are not;
-both end as InfrastructureFailure. Every call ends within its limit, tries and waits included. A cancelled call is
-aborted on the server (it notices the closed connection). Called by the agent loop and the collector.
+Transport errors, 404, 408, 429 and 5xx are sent again with bounded backoff, other 4xx are not; both end as
+InfrastructureFailure. An answer that cannot be true (`evidence.py`) is BadEvidence, which the engine asks for again.
+Every call ends within its limit, tries and waits included. A cancelled call is aborted on the server (it notices the
+closed connection). Called by the agent loop and the collector.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -23,13 +25,8 @@ import aiohttp
 import msgspec
 
 from megathunder.errors import InfrastructureFailure
-from megathunder.rollout.servers.protocol import (
-    GenerateAnswer,
-    GenerateRequest,
-    MetaInfo,
-    SamplingParams,
-    policy_version,
-)
+from megathunder.rollout.servers.evidence import BadEvidence, sampled_logprobs, scored_logprobs, token_versions
+from megathunder.rollout.servers.protocol import GenerateAnswer, GenerateRequest, SamplingParams
 from megathunder.rollout.servers.server import authorization
 from megathunder.types import ServerAddress
 
@@ -85,24 +82,23 @@ class EngineClient:
         sampling: SamplingParams,
         *,
         timeout_s: float | None = None,
+        vocab_size: int = 0,
     ) -> Generation:
-        """Sample one continuation of `prompt_ids` [P]; `timeout_s` replaces the client's own limit."""
+        """Sample one continuation of `prompt_ids` [P]; `timeout_s` replaces the client's own limit; token ids are below
+        `vocab_size` (0: not known)."""
         started_s = time.monotonic()
         request = GenerateRequest(
             input_ids=tuple(prompt_ids), sampling_params=sampling, rid=self._request_id(), return_logprob=True
         )
         answer = await self._post(server, request, timeout_s or self._timeout_s)
         meta = answer.meta_info
-        logprobs = tuple(value for value, _, _ in meta.output_token_logprobs)
-        sampled = tuple(token for _, token, _ in meta.output_token_logprobs)
-        if sampled != answer.output_ids or None in logprobs:
-            raise InfrastructureFailure(
-                f"{server.name} sampled {len(answer.output_ids)} tokens, log-probabilities of {len(sampled)} others"
-            )
+        with _blamed(server):
+            logprobs = sampled_logprobs(answer, most_tokens=sampling.max_new_tokens, vocab_size=vocab_size)
+            versions = token_versions(meta, len(logprobs))
         return Generation(
             token_ids=answer.output_ids,
             logprobs=logprobs,
-            policy_versions=_versions(meta, len(sampled)),
+            policy_versions=versions,
             finish_reason=meta.finish_reason.type if meta.finish_reason else "length",
             prompt_tokens=meta.prompt_tokens,
             cached_tokens=meta.cached_tokens,
@@ -123,14 +119,8 @@ class EngineClient:
             logprob_start_len=start - 1,
         )
         answer = await self._post(server, request, timeout_s or self._timeout_s)
-        scored = answer.meta_info.input_token_logprobs[1:]  # the entry at start - 1 opens the list
-        wanted = tuple(token_ids[start:])
-        values = tuple(value for value, _, _ in scored)
-        if tuple(token for _, token, _ in scored) != wanted or None in values:
-            raise InfrastructureFailure(
-                f"{server.name} scored {len(scored)} tokens other than the {len(wanted)} asked for"
-            )
-        return values
+        with _blamed(server):
+            return scored_logprobs(answer, token_ids[start:])
 
     def _request_id(self) -> str:
         return f"mt-{os.getpid()}-{id(self):x}-{next(self._serial)}"
@@ -166,21 +156,20 @@ class EngineClient:
         try:
             answer = _decode(content)
         except msgspec.DecodeError as error:
-            raise InfrastructureFailure(f"{server.name} answered {_short(content)}: {error}") from error
+            raise BadEvidence(f"{server.name} answered {_short(content)}: {error}") from error
         reason = answer.meta_info.finish_reason
         if reason is not None and reason.type == "abort":
             raise Unavailable(f"{server.name} aborted the request: {reason.message}")
         return answer
 
 
-def _versions(meta: MetaInfo, tokens: int) -> tuple[int, ...]:
-    """The policy version of each of `tokens` sampled tokens."""
-    if not meta.weight_versions:
-        return (policy_version(meta.weight_version),) * tokens
-    versions = tuple(policy_version(s.version) for s in meta.weight_versions for _ in range(s.start, s.end))
-    if len(versions) != tokens:
-        raise InfrastructureFailure(f"weight versions of {len(versions)} tokens for {tokens} sampled ones")
-    return versions
+@contextlib.contextmanager
+def _blamed(server: ServerAddress) -> Iterator[None]:
+    """Bad evidence names its server."""
+    try:
+        yield
+    except BadEvidence as fault:
+        raise BadEvidence(f"{server.name}: {fault}") from None
 
 
 def _short(content: bytes) -> str:

@@ -11,6 +11,7 @@ is restarted. Called by the agent loop and the collector.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -20,11 +21,13 @@ from megathunder.config.routing import RoutingConfig
 from megathunder.errors import InfrastructureFailure
 from megathunder.rollout.routing import Assignment, RequestRouter, build_router
 from megathunder.rollout.servers.client import EngineClient, Generation, NoAnswer, Unavailable
+from megathunder.rollout.servers.evidence import BadEvidence, vocab_size
 from megathunder.rollout.servers.protocol import SamplingParams
 from megathunder.rollout.servers.supervisor import ServerPool
 from megathunder.types import TrajectoryId
 
 Result = TypeVar("Result")
+log = logging.getLogger(__name__)
 RETRY_WAIT_S = 1.5  # a server whose scheduler died takes seconds to end
 
 
@@ -54,6 +57,7 @@ class Engine:
         self, pool: ServerPool, client: EngineClient, config: RolloutConfig, router: RequestRouter | None = None
     ) -> None:
         self._pool, self._client, self._config = pool, client, config
+        self._vocab_size = vocab_size(pool.model)
         self._router = router or build_router(RoutingConfig(policy="session"), config, pool)
 
     async def generate(
@@ -68,7 +72,9 @@ class Engine:
         """Sample one turn. Raises DeadlinePassed, or InfrastructureFailure once the retries are used up."""
 
         async def once(assignment: Assignment, timeout_s: float) -> Generation:
-            generation = await self._client.generate(assignment.server, prompt_ids, sampling, timeout_s=timeout_s)
+            generation = await self._client.generate(
+                assignment.server, prompt_ids, sampling, timeout_s=timeout_s, vocab_size=self._vocab_size
+            )
             others = set(generation.policy_versions) - {policy_version}
             if others:
                 name = assignment.server.name
@@ -106,6 +112,7 @@ class Engine:
         once: Callable[[Assignment, float], Awaitable[Result]],
         clock: EpisodeClock,
     ) -> Result:
+        said = ""  # the same bad answer twice will be the same a third time
         for attempt in range(self._config.max_retries + 1):
             started_s = time.monotonic()
             await self._pool.wait_ready(self._config.startup_timeout_s)
@@ -117,6 +124,11 @@ class Engine:
                     raise DeadlinePassed
                 started_s = time.monotonic()
                 return await once(assignment, limit_s)
+            except BadEvidence as failure:
+                if attempt == self._config.max_retries or str(failure) == said:
+                    raise
+                said = str(failure)
+                log.warning("%s; asking again", failure)
             except Unavailable as failure:
                 hangs = isinstance(failure, NoAnswer) and not await self._pool.can_generate(assignment.server)
                 if not hangs and clock.remaining_s <= 0 and limit_s < self._config.request_timeout_s:

@@ -75,7 +75,8 @@ class ServerPool:
         on_restart: OnRestart | None = None,
         speculation: SpeculationConfig | None = None,
     ) -> None:
-        self._config, self._model, self._folder, self._name = config, model, folder, name
+        self._config, self._folder, self._name = config, folder, name
+        self.model = model
         self._urls = config.urls if urls is None else urls
         self._count = config.servers if servers is None else servers
         self._version, self._on_restart, self._first_index = policy_version, on_restart, first_index
@@ -176,9 +177,9 @@ class ServerPool:
         return Slot(ServerAddress(name=f"{self._name}-{index}", url=url))
 
     async def _start_processes(self) -> None:
-        if not (self._model / "config.json").is_file():
+        if not (self.model / "config.json").is_file():
             raise ConfigError(
-                f"no config.json in {self._model}",
+                f"no config.json in {self.model}",
                 expected="a Hugging Face model folder",
                 remedy="give the folder that holds config.json and the weights",
             )
@@ -212,7 +213,7 @@ class ServerPool:
         with tracing.span(slot.address.name, "start server"):
             slot.process = await start_server(
                 self._config,
-                model=self._model,
+                model=self.model,
                 port=port,
                 device=resolve_device(self._config.device),
                 version=self._version,

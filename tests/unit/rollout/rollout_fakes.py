@@ -150,7 +150,8 @@ def scripted(*turns):
             start = body["logprob_start_len"]
             listed = [[None if t == start else -2.0, i, None] for t, i in enumerate(body["input_ids"]) if t >= start]
             return answer([], input_token_logprobs=listed)
-        return answer(turns[body["input_ids"].count(2)])  # 2 opens an observation
+        most = body["sampling_params"]["max_new_tokens"]
+        return answer(turns[body["input_ids"].count(2)][:most])  # 2 opens an observation
 
     return script
 

@@ -11,6 +11,7 @@ from rollout_fakes import answer, serving
 
 from megathunder.errors import InfrastructureFailure
 from megathunder.rollout.servers.client import EngineClient, Unavailable
+from megathunder.rollout.servers.evidence import BadEvidence
 from megathunder.rollout.servers.protocol import SamplingParams
 
 SAMPLING = SamplingParams(max_new_tokens=4, temperature=0.5, sampling_seed=9)
@@ -97,17 +98,43 @@ def test_a_closed_port_is_an_error_within_the_limit():
         asyncio.run(main())
 
 
+def spans(*edges):
+    return [{"version": "0", "start": start, "end": end} for start, end in edges]
+
+
 @pytest.mark.parametrize(
-    "meta",
+    ("tokens", "meta", "said"),
     [
-        {"output_token_logprobs": [[-1.0, 5, None]]},
-        {"output_token_logprobs": [[-1.0, 5, None], [None, 6, None]]},
-        {"weight_versions": [{"version": "0", "start": 0, "end": 1}]},
+        ([5, 6], {"output_token_logprobs": [[-1.0, 5, None]]}, "2 sampled tokens with log-probabilities of 1"),
+        ([5, 6], {"output_token_logprobs": [[-1.0, 5, None], [-1.0, 7, None]]}, "not the same"),
+        ([5, 6], {"output_token_logprobs": [[-1.0, 5, None], [None, 6, None]]}, "None at token 1"),
+        ([5], {"output_token_logprobs": [[0.3, 5, None]]}, "0.3 at token 0"),
+        ([5], {"output_token_logprobs": [[-9999.0, 5, None]]}, "-9999.0 at token 0"),
+        ([5], {"output_token_logprobs": [[-1e30, 5, None]]}, "-1e+30 at token 0"),
+        ([5, 6], {"weight_versions": spans((0, 1))}, "0-1"),
+        ([5, 6], {"weight_versions": spans((0, 2), (1, 1))}, "0-2, 1-1"),
+        ([5, 6], {"weight_versions": spans((-1, 1))}, "cover 2 sampled tokens"),
+        ([5] * 301, {}, "301 sampled tokens, expected 1 to 4"),
+        ([], {}, "0 sampled tokens"),
+        ([5, 300], {}, "token id 300 of a vocabulary of 300"),
+        ([-1], {}, "token id -1"),
     ],
 )
-def test_tokens_without_logprobs_or_versions_are_refused(meta):
-    error, _ = generate(lambda body: answer([5, 6], **meta))
-    assert isinstance(error, InfrastructureFailure)
+def test_an_answer_that_cannot_be_true_is_bad_evidence_and_not_sent_again_by_the_client(tokens, meta, said):
+    error, bodies = generate(lambda body: answer(tokens, **meta), vocab_size=300)
+    assert isinstance(error, BadEvidence) and said in str(error) and "rollout-0" in str(error)
+    assert len(bodies) == 1
+
+
+@pytest.mark.parametrize("body", ["null", "{}", '{"output_ids": [5], "meta_info": null}', '{"output_ids": [5'])
+def test_null_and_short_answers_are_bad_evidence(body):
+    error, _ = generate(lambda _: web.Response(text=body))
+    assert isinstance(error, BadEvidence) and "rollout-0 answered" in str(error)
+
+
+def test_rounding_above_zero_is_no_fault_and_is_trained_as_certain():
+    result, _ = generate(lambda body: answer([5], output_token_logprobs=[[1e-7, 5, None]]))
+    assert result.logprobs == (0.0,)
 
 
 def test_an_aborted_request_is_not_a_result():
@@ -116,10 +143,11 @@ def test_an_aborted_request_is_not_a_result():
 
 
 def test_scoring_slices_the_tokens_asked_for():
+    listed = [[None, 7, None], [-0.5, 8, None], [-0.25, 9, None]]
+
     def script(body):
-        listed = [[None, 7, None], [-0.5, 8, None], [-0.25, 9, None]][body["logprob_start_len"] :]
-        listed[0][0] = None
-        return answer([], input_token_logprobs=listed)
+        (_, *opening), *rest = listed[body["logprob_start_len"] :]
+        return answer([], input_token_logprobs=[[None, *opening], *rest])
 
     async def main(start):
         async with serving(script) as fake, EngineClient(timeout_s=5.0) as client:
@@ -127,5 +155,8 @@ def test_scoring_slices_the_tokens_asked_for():
 
     assert asyncio.run(main(1)) == (-0.5, -0.25)
     assert asyncio.run(main(2)) == (-0.25,)
+    listed[-1] = [-9999.0, 9, None]
+    with pytest.raises(BadEvidence, match="-9999"):
+        asyncio.run(main(1))
     with pytest.raises(ValueError, match="start 0"):
         asyncio.run(main(0))

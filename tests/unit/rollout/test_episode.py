@@ -170,11 +170,14 @@ def test_a_grader_that_fails_once_is_asked_again_and_one_that_always_fails_loses
         return 1.0
 
     async def never(task, sandbox, text, pool, budget_s):
+        calls.append(sandbox)
         raise InfrastructureFailure("no place")
 
     events, _, _ = collect(scripted(says("submit 42")), tmp_path, grade=grade)
     assert only(events, Rewarded)[0].reward == 1.0 and len(calls) == 2
-    events, _, _ = collect(scripted(says("submit 42")), tmp_path, grade=never)
+    asked = len(calls)
+    events, _, _ = collect(scripted(says("submit 42")), tmp_path, grade=never, max_retries=9)
+    assert len(calls) == asked + 2, "what fails twice in the same way is not tried a third time"
     assert isinstance(events[-1], TrajectoryLost) and not only(events, Rewarded)
 
 
@@ -224,6 +227,34 @@ def test_a_grader_that_uses_all_its_time_is_named_once(tmp_path, caplog):
     collect(scripted(says("submit 42")), tmp_path, groups=((TASK,) * 3,), grade=grade, limits=limits)
     (said,) = caplog.messages
     assert TASK.id in said and "sandbox.grading_budget_s = 0.1" in said
+
+
+@pytest.mark.parametrize(("bad", "trained"), [(1, True), (9, False)])
+def test_bad_evidence_is_asked_again_and_twice_in_one_way_loses_the_trajectory(tmp_path, bad, trained, monkeypatch):
+    monkeypatch.setattr("megathunder.rollout.servers.engine.RETRY_WAIT_S", 0.01)
+    turns, seen = scripted(says("submit 42")), []
+
+    def script(body):
+        seen.append(tuple(body["input_ids"]))
+        return answer([300]) if len(seen) <= bad else turns(body)
+
+    (tmp_path / "config.json").write_text('{"vocab_size": 300}')
+    events, _, _ = collect(script, tmp_path, max_retries=5)
+    assert len(seen) == 2 and len(set(seen)) == 1
+    if trained:
+        assert only(events, Rewarded)[0].reward == 1.0
+    else:
+        assert "token id 300 of a vocabulary of 300" in only(events, TrajectoryLost)[0].reason
+
+
+def test_any_end_token_of_the_model_ends_a_turn(tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [0, 199]}')
+    turns = iter([[*b"ls", 199], [*b"submit 42", 0]])
+    events, sandboxes, bodies = collect(lambda body: answer(next(turns)), tmp_path)
+    assert only(events, TrajectoryCompleted)[0].trajectory.end_reason is EndReason.ANSWERED
+    assert sandboxes.leased[0].ran == ["ls"] and only(events, Rewarded)[0].reward == 1.0
+    assert bodies[0]["sampling_params"]["stop_token_ids"] == [0, 199]
+    assert bodies[1]["input_ids"][:6] == [1, *b"go", *b"ls", 199], "the token that was sampled stays"
 
 
 def test_tokens_of_another_version_are_no_result(tmp_path):
