@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,8 +57,10 @@ from megathunder.types import (
 )
 
 if TYPE_CHECKING:
+    from megathunder.learner.observer import StepObserver
     from megathunder.learner.transport.link import Endpoint
 
+COORDINATOR = ("-m", "megathunder.coordinator.process")
 STOP_S = 45.0
 ADDRESS_S = 120.0  # until the coordinator listens
 FIRST_WORD_S = 10.0
@@ -126,12 +128,12 @@ class Ranks:
 class CoordinatorProcess:
     """Rank 0's child. `address` and `token` are read from its first line of output (a pipe, not the terminal)."""
 
-    def __init__(self, config_file: Path, cells: int, host: str) -> None:
+    def __init__(self, config_file: Path, cells: int, host: str, program: Sequence[str]) -> None:
         self.token, self._folder = secrets.token_hex(16), RunFolder(config_file.parent)
         read_end, write_end = os.pipe()
         arguments = [str(config_file), str(cells), host, str(write_end)]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "megathunder.coordinator.process", *arguments],
+            [sys.executable, *program, *arguments],
             env={**_without_torchrun(os.environ), "MEGATHUNDER_TOKEN": self.token},
             pass_fds=(write_end,),
             preexec_fn=_begin_as_child,
@@ -182,8 +184,15 @@ def killed(by: signal.Signals, folder: RunFolder) -> str:
     return f"{said}; nothing of the run is left running\n  remedy:   {remedy}"
 
 
-def run_rank(config: Config, folder: Path) -> int:
-    """One learner rank from start to end; returns the exit status."""
+def run_rank(
+    config: Config,
+    folder: Path,
+    *,
+    coordinator_program: Sequence[str] = COORDINATOR,
+    observer: StepObserver | None = None,
+) -> int:
+    """One learner rank from start to end; returns the exit status. A measurement passes a coordinator of its own, as
+    words for Python, and sees every step through `observer`."""
     ranks = Ranks.from_environment()
     cells = ranks.world // config.learner.ranks_of_a_cell
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -191,14 +200,15 @@ def run_rank(config: Config, folder: Path) -> int:
     coordinator = None
     try:
         if ranks.rank == 0:
-            coordinator = CoordinatorProcess(folder / "config.toml", cells, ranks.listening_address(config))
+            address = ranks.listening_address(config)
+            coordinator = CoordinatorProcess(folder / "config.toml", cells, address, coordinator_program)
     except InfrastructureFailure as error:
         complain(str(error))
         return 1
     if coordinator:
         _on_signals(lambda number, _: coordinator.forward(number))
     try:
-        _learn(config, folder, coordinator)
+        _learn(config, folder, coordinator, observer)
     except InfrastructureFailure:  # the coordinator is gone, or was told what failed here: it says why
         return coordinator.stop(STOP_S) if coordinator else leave_the_word_to_rank_0()
     except BaseException as error:
@@ -246,7 +256,7 @@ def _begin_as_child() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _learn(config: Config, folder: Path, coordinator: CoordinatorProcess | None) -> None:
+def _learn(config: Config, folder: Path, coordinator: CoordinatorProcess | None, observer: StepObserver | None) -> None:
     """Join the job, build this rank's learner and serve the coordinator until it says Shutdown."""
     from megathunder.learner import cpu  # torch and Megatron are imported after the checks have passed
 
@@ -261,7 +271,7 @@ def _learn(config: Config, folder: Path, coordinator: CoordinatorProcess | None)
     layout = initialize(config.learner, seed=config.run.seed)
     _check_shared_folder(config, ranks)
     endpoint = _share_endpoint(coordinator)
-    learner = Learner(config, layout)
+    learner = Learner(config, layout, observer=observer)
     alone = config.publish.lora == "adapter"
     publisher = Publisher(
         config,

@@ -277,16 +277,12 @@ class Score(Wire):
 
 class TakeStep(Wire):
     """The barrier: reduce over data-parallel ranks once, divide by `normaliser`, clip, step. Every rank takes part.
-    `skip` makes no step (an all-equal batch) but still clears the buffers and answers. `record` names a file that
-    receives the reduced, normalised gradient before the clip (safetensors), `record_weights` one for the weights after
-    the step; empty: none."""
+    `skip` makes no step (an all-equal batch) but still clears the buffers and answers."""
 
     item: int
     update: int
     normaliser: float
     skip: bool = False
-    record: str = ""
-    record_weights: str = ""
 
 
 class ServerAddress(Wire):

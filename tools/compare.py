@@ -29,13 +29,12 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.comparison.alternation import Alternation, Recording
 from benchmarks.comparison.comparison import BASE, Comparison, compare
 from benchmarks.comparison.job import JobFailed, JobStopped, replay_config, run_job
 from benchmarks.comparison.machine import independence, processor
 from megathunder.config import Config
-from megathunder.config.replay import ReplayConfig
-from megathunder.config.toml import read_config
-from megathunder.config.variant import Variant
+from megathunder.config.load import load_config
 from megathunder.errors import UserError
 from megathunder.metrics.output_file import output_file
 from megathunder.metrics.run_folder import RunFolder
@@ -44,6 +43,7 @@ from megathunder.report.timeline import draw_schedules
 from megathunder.simulator.interference import Interference
 from megathunder.simulator.predict import predict
 from megathunder.simulator.recorded import read_recorded_run
+from megathunder.simulator.variant import Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +84,9 @@ def main(argv: list[str]) -> int:
     try:
         names = schedule_names(arguments.schedules)
         output_file(arguments.json)
-        folder = run_job(comparison_config(arguments, names), ranks=arguments.nproc, settings=rest)
-        report(folder, names, arguments, cores_at_once(folder.read_config()))
+        config, alternation = comparison_config(arguments, names)
+        folder = run_job(config, ranks=arguments.nproc, settings=rest, alternation=alternation)
+        report(folder, names, arguments, cores_at_once(folder.read_config()) if arguments.mode == "live" else None)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -142,8 +143,8 @@ def schedule_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def comparison_config(arguments: Arguments, names: tuple[str, ...]) -> Config:
-    """The settings of the one run that takes every block."""
+def comparison_config(arguments: Arguments, names: tuple[str, ...]) -> tuple[Config, Alternation]:
+    """The settings of the one run that takes every block, and the blocks."""
     given, other = (arguments.config, "run") if arguments.mode == "live" else (arguments.run, "config")
     if given is None or getattr(arguments, other) is not None:
         wanted = "--config FILE" if arguments.mode == "live" else "--run FOLDER"
@@ -158,8 +159,9 @@ def comparison_config(arguments: Arguments, names: tuple[str, ...]) -> Config:
             expected="at least one measured update of each schedule, and no fewer than 0 before it",
             remedy="give --repeats 1 or more, --warmup 0 or more",
         )
+    recording = None
     if arguments.mode == "live":
-        config = read_config(given)
+        config = load_config(["--config", str(given)])
         if config.rollout.speculation != "off":
             raise UserError(
                 f"{given} with rollout.speculation = {config.rollout.speculation!r}",
@@ -167,13 +169,14 @@ def comparison_config(arguments: Arguments, names: tuple[str, ...]) -> Config:
                 remedy="compare with rollout.speculation = 'off'; run each schedule by itself to measure drafts",
             )
     else:
-        replay = ReplayConfig(
+        recording = Recording(
+            run=str(given.absolute()),
             updates=arguments.updates,
             speed=arguments.speed,
             shuffle_seed=arguments.shuffle_arrivals,
             verifier_s=arguments.verifier_s,
         )
-        config = replay_config(given, replay)
+        config = replay_config(given)
     block = arguments.warmup + 1
     run = dataclasses.replace(
         config.run,
@@ -182,18 +185,16 @@ def comparison_config(arguments: Arguments, names: tuple[str, ...]) -> Config:
         updates=arguments.repeats * len(names) * block,
         overwrite=True,
         evaluate_every=0,
-        alternate=names,
-        alternate_block=block,
-        record_gradients=True,
     )
     metrics = dataclasses.replace(config.metrics, report=False, report_every=0)
-    return dataclasses.replace(config, run=run, metrics=metrics)
+    alternation = Alternation(schedules=names, block=block, recording=recording, keep=("gradients",))
+    return dataclasses.replace(config, run=run, metrics=metrics), alternation
 
 
 def cores_at_once(config: Config) -> float | None:
-    """`machine.independence` of the cores that rollout and learner are pinned to; None in a replay or without pins."""
+    """`machine.independence` of the cores that rollout and learner are pinned to; None without pins."""
     rollout, learner = config.rollout.cpu_cores, config.learner.cpu_cores
-    return None if config.replay.run or not rollout or not learner else independence(rollout, learner)
+    return None if not rollout or not learner else independence(rollout, learner)
 
 
 def with_prediction(comparison: Comparison, folder: RunFolder) -> tuple[Comparison, str]:

@@ -28,17 +28,16 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.comparison.alternation import AlternatingUpdates, Alternation, Recording, alternation_of, tensor_file
 from benchmarks.comparison.differences import Differences, differences, worst
 from benchmarks.comparison.job import JobFailed, JobStopped, replay_config, run_job
+from benchmarks.comparison.replayed_rollouts import read_recorded
 from megathunder.config import Config
-from megathunder.config.replay import ReplayConfig
-from megathunder.config.variant import Variant
-from megathunder.coordinator.replayed_rollouts import read_recorded
-from megathunder.coordinator.update_plan import Agenda
 from megathunder.errors import UserError
 from megathunder.metrics.output_file import output_file
 from megathunder.metrics.row import MetricsRow, read_rows
 from megathunder.metrics.run_folder import RunFolder
+from megathunder.simulator.variant import Variant
 
 console = Console(highlight=False)
 console.width = max(console.width, 120)  # a file has no width of its own
@@ -102,10 +101,17 @@ def main(argv: list[str]) -> int:
     try:
         variant = Variant.parse(variant_name(arguments))
         names = (Variant.parse(arguments.check_against).name, variant.name) if arguments.check_against else ()
-        config = replayed(arguments)
+        config, recording = replayed(arguments)
         if arguments.json:
             output_file(arguments.json)
-        folder = run_job(first_job(config, variant, names), ranks=arguments.nproc, settings=rest)
+        first = variant.apply(config)
+        alternation = Alternation(recording=recording)
+        if names:
+            first = dataclasses.replace(
+                config, run=dataclasses.replace(config.run, updates=config.run.updates * len(names))
+            )
+            alternation = Alternation(schedules=names, recording=recording, keep=("gradients",))
+        folder = run_job(first, ranks=arguments.nproc, settings=rest, alternation=alternation)
         check = compare(arguments, config, folder, names, rest) if names else None
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -145,9 +151,10 @@ def variant_name(arguments: Arguments) -> str:
     return f"{arguments.schedule}{release}{'+content_ready' if arguments.content_ready else ''}"
 
 
-def replayed(arguments: Arguments) -> Config:
-    """The settings of the replay, one pass over the recorded updates."""
-    replay = ReplayConfig(
+def replayed(arguments: Arguments) -> tuple[Config, Recording]:
+    """The settings of the replay, one pass over the recorded updates, and what it takes from the recording."""
+    recording = Recording(
+        run=str(arguments.run.absolute()),
         updates=arguments.updates,
         speed=arguments.speed,
         shuffle_seed=arguments.shuffle_arrivals,
@@ -155,26 +162,18 @@ def replayed(arguments: Arguments) -> Config:
     )
     count = len(read_recorded(arguments.run, arguments.updates))
     folder = str(arguments.folder.absolute())
-    return replay_config(arguments.run, replay, name=f"replay_{arguments.run.name}", folder=folder, updates=count)
-
-
-def first_job(config: Config, variant: Variant, names: tuple[str, ...]) -> Config:
-    """Every update once under `variant`, or once under each of `names` with its gradient kept."""
-    if not names:
-        return variant.apply(config)
-    run = dataclasses.replace(
-        config.run, alternate=names, alternate_block=1, record_gradients=True, updates=config.run.updates * len(names)
-    )
-    return dataclasses.replace(config, run=run)
+    config = replay_config(arguments.run, name=f"replay_{arguments.run.name}", folder=folder, updates=count)
+    return config, recording
 
 
 def compare(arguments: Arguments, config: Config, folder: RunFolder, names: tuple[str, ...], rest: list[str]) -> Check:
     """Gradients of the job that `folder` holds; weights after the first update that steps, under each of `names`."""
-    agenda = Agenda(folder.read_config())
+    alternation = alternation_of(folder.path)
+    plan = AlternatingUpdates(config, alternation)
     files: dict[int, dict[str, Path]] = {}
     for update in range(config.run.updates * len(names)):
-        slot = agenda.slot(update)
-        files.setdefault(slot.batch, {})[slot.variant.name] = folder.tensors_of("gradients", update)
+        spec = plan.spec(update)
+        files.setdefault(spec.batch, {})[spec.name] = tensor_file(folder.path, "gradients", update)
     pairs = [differences(pair[names[0]], pair[names[1]]) for pair in files.values()]
     compared = [pair for pair in pairs if pair.by_kind]
     check = Check(
@@ -185,17 +184,16 @@ def compare(arguments: Arguments, config: Config, folder: RunFolder, names: tupl
         weights=None,
     )
     rows = read_rows(folder.metrics)
-    steps = min((agenda.slot(row.update).batch for row in rows if row.stepped), default=None)
+    steps = min((plan.spec(row.update).batch for row in rows if row.stepped), default=None)
     if steps is None:
         return dataclasses.replace(check, no_step="; ".join(sorted({row.skip_reason for row in rows})))
     weights = []
     for number, name in enumerate(names):
-        run = dataclasses.replace(
-            config.run, name=f"{config.run.name}_step{number}", updates=steps + 1, record_weights=True
-        )
-        replay = dataclasses.replace(config.replay, learn=True)
-        job = Variant.parse(name).apply(dataclasses.replace(config, run=run, replay=replay))
-        weights.append(run_job(job, ranks=arguments.nproc, settings=rest).tensors_of("weights", steps))
+        run = dataclasses.replace(config.run, name=f"{config.run.name}_step{number}", updates=steps + 1)
+        job = Variant.parse(name).apply(dataclasses.replace(config, run=run))
+        real = Alternation(recording=alternation.recording, learn=True, keep=("weights",))
+        taken = run_job(job, ranks=arguments.nproc, settings=rest, alternation=real)
+        weights.append(tensor_file(taken.path, "weights", steps))
     return dataclasses.replace(check, weights=differences(*weights))
 
 

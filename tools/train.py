@@ -11,7 +11,6 @@ Exit status: 0 done, 1 the run failed, 2 the configuration is invalid, 130 inter
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import signal
 import sys
@@ -30,7 +29,6 @@ from megathunder.config.checks import check, check_plan, notes
 from megathunder.config.hub import resolve_models
 from megathunder.config.load import load_config
 from megathunder.config.model_shape import read_model_shape
-from megathunder.config.variant import Variant
 from megathunder.launch import Ranks, leave_the_word_to_rank_0, run_rank
 from megathunder.metrics.run_folder import RunFolder, resume_run, start_run
 from megathunder.objectives.build_objective import build_objective
@@ -57,12 +55,12 @@ def main(argv: list[str]) -> int:
         config = resolve_models(config)
         if ranks.rank == 0:
             check(config)
-            check_objectives(config)
+            build_objective(config)  # refuses a release that cannot be exact
             first_update = resumed_update(config, RunFolder(folder)) if config.run.resume else 0
             check_memory_fits(show_plan(config, ranks.world, ranks.local_world))
-            resume_run(start_run(with_equal_weights(config)), first_update)
+            resume_run(start_run(config), first_update)
             end_on_signals(folder)
-        return run_rank(with_equal_weights(config), folder)
+        return run_rank(config, folder)
     except UserError as error:
         if ranks.rank:
             leave_the_word_to_rank_0()
@@ -91,20 +89,6 @@ def read_settings(argv: list[str], ranks: Ranks) -> Config:
         if end.code:
             leave_the_word_to_rank_0()
         raise
-
-
-def check_objectives(config: Config) -> None:
-    """Raise ConfigError for a combination of objective and release that cannot be exact."""
-    for variant in [Variant.parse(name) for name in config.run.alternate or (config.schedule,)]:
-        build_objective(variant.apply(config))
-
-
-def with_equal_weights(config: Config) -> Config:
-    """A comparison and a replay take every step with learning rate 0, so that all updates start from one policy."""
-    if not config.run.alternate and (not config.replay.run or config.replay.learn):
-        return config
-    still = dataclasses.replace(config.learner, learning_rate=0.0, min_learning_rate=0.0, weight_decay=0.0)
-    return dataclasses.replace(config, learner=still)
 
 
 def resumed_update(config: Config, folder: RunFolder) -> int:

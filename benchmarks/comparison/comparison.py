@@ -19,11 +19,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.comparison.alternation import alternation_of, tensor_file
 from benchmarks.comparison.differences import Differences, differences
-from megathunder.config.variant import Variant
 from megathunder.errors import UserError
 from megathunder.metrics.row import MetricsRow, read_rows
 from megathunder.metrics.run_folder import RunFolder
+from megathunder.simulator.variant import Variant
 
 TIMES = ("step_wall_s", "rollout_s", "tail_s", "suffix_s", "learner_busy_share")
 OTHERS = (
@@ -190,6 +191,7 @@ def compare(folder: RunFolder, schedules: Sequence[str], *, warmup: int, block: 
         )
     rounds = min(map(len, measured.values()))
     measured = {name: found[:rounds] for name, found in measured.items()}
+    recording = alternation_of(folder.path).recording
     base = BASE if BASE in measured else schedules[0]
     files = {name: [_gradient(folder, row.update) for row in measured[name]] for name in schedules}
     pairs = {name: _compared(files[base], files[name]) for name in schedules if all(files[base] + files[name])}
@@ -199,12 +201,12 @@ def compare(folder: RunFolder, schedules: Sequence[str], *, warmup: int, block: 
         base=base,
         warmup=warmup,
         zero_updates=len(files[base]) - len(pairs[base]) if base in pairs else 0,
-        verifier_s=folder.read_config().replay.verifier_s,
+        verifier_s=recording.verifier_s if recording else 0.0,
     )
 
 
 def _gradient(folder: RunFolder, update: int) -> Path | None:
-    file = folder.tensors_of("gradients", update)
+    file = tensor_file(folder.path, "gradients", update)
     return file if file.is_file() else None
 
 

@@ -1,4 +1,5 @@
-"""A training job started by a tool: its settings as a file, torchrun over `tools/train.py`, and the folder it wrote.
+"""A training job started by a tool: its settings as a file, torchrun over `tools/train.py` or
+`benchmarks/alternating.py`, and the folder it wrote.
 
 Called by tools/compare.py, tools/replay.py and benchmarks/learning_curves.py. Raises JobFailed where the job ends with
 another status than 0, JobStopped where the tool was told to end meanwhile.
@@ -15,22 +16,20 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.comparison.alternation import Alternation
 from megathunder.config import Config
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.load import load_config
 from megathunder.config.ranges import check_ranges
-from megathunder.config.replay import ReplayConfig
 from megathunder.config.toml import read_config, to_toml
 from megathunder.errors import INTERRUPTED, MegathunderError, UserError
-from megathunder.launch import die_with_parent
 from megathunder.metrics.run_folder import RunFolder
+from megathunder.processes import die_with_parent
 
-TRAIN = Path(__file__).resolve().parents[2] / "tools" / "train.py"
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN, ALTERNATING = ROOT / "tools" / "train.py", ROOT / "benchmarks" / "alternating.py"
 TERMINAL_S = 5.0
-DECIDED = frozenset(
-    ("schedule", "run.name", "run.folder", "run.updates", "run.resume", "run.overwrite", "run.alternate")
-    + ("run.alternate_block",)
-)
+DECIDED = frozenset(("schedule", "run.name", "run.folder", "run.updates", "run.resume", "run.overwrite"))
 """What a tool settles itself, so that it finds what it asked for."""
 
 
@@ -51,8 +50,11 @@ class JobStopped(MegathunderError):
         return INTERRUPTED if self.number == signal.SIGINT else int(not kept)
 
 
-def run_job(config: Config, *, ranks: int, settings: Sequence[str] = ()) -> RunFolder:
+def run_job(
+    config: Config, *, ranks: int, settings: Sequence[str] = (), alternation: Alternation | None = None
+) -> RunFolder:
     """Run `config` with `settings` (command-line words) on `ranks` learner ranks; the folder of the finished run.
+    With `alternation` it is a measurement, otherwise training.
     Before it starts: UserError where a number is out of its range, SystemExit (2) for a setting that there is not."""
     refuse_decided(settings)
     written = RunFolder(Path(config.run.folder).absolute() / config.run.name)
@@ -65,7 +67,11 @@ def run_job(config: Config, *, ranks: int, settings: Sequence[str] = ()) -> RunF
         if ranks > 1:  # port 0 takes a free one, so that jobs may run side by side
             command += ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
             command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
-        status, number = _wait_for([*command, str(TRAIN), "--config", str(file), *settings])
+        program = [str(TRAIN)]
+        if alternation:
+            alternation.write(Path(folder) / "alternation.json")
+            program = [str(ALTERNATING), "--alternation", str(Path(folder) / "alternation.json")]
+        status, number = _wait_for([*command, *program, "--config", str(file), *settings])
     if number:
         raise JobStopped(number, None if _age(written.config) == before else written)
     if status:
@@ -95,7 +101,7 @@ def _wait_for(command: Sequence[str]) -> tuple[int, int]:
     """(status of `command`, the signal that this process got meanwhile, or 0). The command never outlives this process:
     SIGTERM is passed on and its end waited for, a second one kills it. Ctrl-C reaches both; if only this process got
     SIGINT, the command is told after `TERMINAL_S`."""
-    job = subprocess.Popen(command, preexec_fn=die_with_parent)
+    job = subprocess.Popen(command, preexec_fn=lambda: die_with_parent(signal.SIGTERM))
     told: list[int] = []
 
     def stop(number: int, _: object) -> None:
@@ -116,7 +122,7 @@ def _wait_for(command: Sequence[str]) -> tuple[int, int]:
     return status, told[0] if told else 0
 
 
-def replay_config(run: Path, replay: ReplayConfig, **changes: object) -> Config:
+def replay_config(run: Path, **changes: object) -> Config:
     """The settings of recorded run `run`, changed to replay it; `changes` are fields of its [run] section.
 
     A recorded comparison took steps of size 0; a replay that takes real ones gets the default step size."""
@@ -124,14 +130,7 @@ def replay_config(run: Path, replay: ReplayConfig, **changes: object) -> Config:
     learner = config.learner
     if not learner.learning_rate:
         learner = dataclasses.replace(learner, learning_rate=LearnerConfig().learning_rate)
-    plain = dataclasses.replace(
-        config.run, alternate=(), record_gradients=False, evaluate_every=0, resume=False, overwrite=True, **changes
-    )
+    plain = dataclasses.replace(config.run, evaluate_every=0, resume=False, overwrite=True, **changes)
     metrics = dataclasses.replace(config.metrics, wandb="off", report=False, report_every=0)
-    return dataclasses.replace(
-        config,
-        run=plain,
-        learner=learner,
-        metrics=metrics,
-        replay=dataclasses.replace(replay, run=str(run.absolute())),
-    )
+    opd = dataclasses.replace(config.opd, teacher="")  # its scores are recorded
+    return dataclasses.replace(config, run=plain, learner=learner, metrics=metrics, opd=opd)

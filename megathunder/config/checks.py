@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 
 from megathunder.config import (
-    comparison_checks,
     cross_checks,
     machine_checks,
     model_checks,
@@ -30,13 +29,12 @@ SETTINGS_CHECKS = (
     cross_checks.check_ratio_correction,
     cross_checks.check_release_point,
     cross_checks.check_penalties,
-    comparison_checks.check_variants,
-    cross_checks.check_replay,
     cross_checks.check_task_kinds,
     cross_checks.check_batch_size,
     cross_checks.check_lengths,
     cross_checks.check_sandbox_lifetime,
     model_checks.check_models,
+    model_checks.check_teacher,
     machine_checks.check_gpu_name,
     machine_checks.check_server_urls,
     machine_checks.check_server_count,
@@ -47,6 +45,7 @@ SETTINGS_CHECKS = (
 MACHINE_CHECKS = (
     machine_checks.check_run_folder,
     model_checks.check_model_folders,
+    model_checks.check_teacher_folder,
     sandbox_checks.check_sandbox_installed,
     sandbox_checks.check_docker_sdk,
     machine_checks.check_harness_exists,
@@ -69,6 +68,8 @@ SAMPLING_CHECKS = frozenset(
     (
         cross_checks.check_task_kinds,
         cross_checks.check_batch_size,
+        model_checks.check_teacher,
+        model_checks.check_teacher_folder,
         sandbox_checks.check_sandbox_installed,
         sandbox_checks.check_docker_sdk,
         sandbox_checks.check_sandbox_servers,
@@ -82,13 +83,14 @@ SAMPLING_CHECKS = frozenset(
         speculation_checks.check_speculation_plugin,
     )
 )
-"""Checks of engines, sandboxes and tasks, which a replay has none of."""
+"""Checks of engines, sandboxes and tasks, which a run on recorded trajectories has none of."""
 
 
-def check(config: Config, *, ranks: int = 0) -> None:
-    """Raise ConfigError at the first check that `config` fails. `ranks`: learner processes; 0: torchrun's count."""
+def check(config: Config, *, ranks: int = 0, samples: bool = True) -> None:
+    """Raise ConfigError at the first check that `config` fails. `ranks`: learner processes; 0: torchrun's count.
+    `samples`: trajectories come from servers, not from a recording."""
     for validate in CHECKS:
-        if not (config.replay.run and validate in SAMPLING_CHECKS):
+        if samples or validate not in SAMPLING_CHECKS:
             validate(config)
     started = ranks or int(os.environ.get("WORLD_SIZE", "1"))
     machine_checks.check_rank_count(config, started)

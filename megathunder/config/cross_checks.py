@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from megathunder.config.root import Config
 from megathunder.config.tasks import check_kinds
@@ -165,22 +164,6 @@ def _check_kl_term(config: Config) -> None:
                 expected="whole trajectories that stay in the batch: a divergence is added with the backward pass",
                 remedy=f"set grpo.kl_coefficient = 0, or change {seen.split(' = ')[0]}",
             )
-
-
-def check_replay(config: Config) -> None:
-    run = config.replay.run
-    if run and not any((Path(run) / "trajectories").glob("update_*.jsonl")):
-        raise ConfigError(
-            f"replay.run = {run!r}, and it holds no trajectories/update_*.jsonl",
-            expected="the folder of a run that kept its trajectories",
-            remedy="run with metrics.trajectories = true, or name another folder",
-        )
-    if run and config.run.evaluate_every:
-        raise ConfigError(
-            f"replay.run with run.evaluate_every = {config.run.evaluate_every}",
-            expected="0: a replay has no engine to sample held-out tasks with",
-            remedy="set run.evaluate_every = 0",
-        )
 
 
 def check_task_kinds(config: Config) -> None:

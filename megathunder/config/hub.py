@@ -32,7 +32,7 @@ def resolve_models(config: Config, *, weights: bool = True) -> Config:
     model = model_folder(config.learner.model, "learner.model", weights=weights)
     learner = dataclasses.replace(config.learner, model=model)
     opd = config.opd
-    if config.objective == "opd" and opd.teacher and not config.replay.run:
+    if config.objective == "opd" and opd.teacher:
         opd = dataclasses.replace(opd, teacher=model_folder(opd.teacher, "opd.teacher", weights=weights))
     return dataclasses.replace(config, learner=learner, opd=opd)
 

@@ -21,8 +21,10 @@ def check_models(config: Config) -> None:
             expected="trajectories no longer than the policy's positions",
             remedy=f"set rollout.max_tokens = {shape.max_positions}",
         )
-    sampled = config.objective == "opd" and not config.replay.run
-    if sampled and not config.opd.teacher and not config.opd.teacher_urls:
+
+
+def check_teacher(config: Config) -> None:
+    if config.objective == "opd" and not config.opd.teacher and not config.opd.teacher_urls:
         raise ConfigError(
             "objective = 'opd' with opd.teacher = '' and no opd.teacher_urls",
             expected="a teacher to be scored by",
@@ -32,7 +34,10 @@ def check_models(config: Config) -> None:
 
 def check_model_folders(config: Config) -> None:
     check_model_folder(config.learner.model, "learner.model")
-    if config.objective == "opd" and config.opd.teacher and not config.replay.run:
+
+
+def check_teacher_folder(config: Config) -> None:
+    if config.objective == "opd" and config.opd.teacher:
         check_model_folder(config.opd.teacher, "opd.teacher")
         _check_same_vocabulary(config.learner.model, config.opd.teacher)
 

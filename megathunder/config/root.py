@@ -10,7 +10,6 @@ from megathunder.config.learner import LearnerConfig
 from megathunder.config.metrics import MetricsConfig
 from megathunder.config.objective import GrpoConfig, LossConfig, OpdConfig
 from megathunder.config.publish import PublishConfig
-from megathunder.config.replay import ReplayConfig
 from megathunder.config.reward import RewardConfig
 from megathunder.config.rollout import RolloutConfig
 from megathunder.config.routing import RoutingConfig
@@ -51,7 +50,6 @@ class Config:
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     publish: PublishConfig = field(default_factory=PublishConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
-    replay: ReplayConfig = field(default_factory=ReplayConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
 
     @property

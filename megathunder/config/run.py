@@ -54,13 +54,3 @@ class RunConfig:
     """Start anew in a folder that already holds a run."""
     progress: bool = True
     """Draw the live progress display (a plain line an update otherwise)."""
-    alternate: tuple[str, ...] = ()
-    """Comparison: take blocks of updates under these schedules (`thundersync`,
-    `thundersync/turn_forward`, `thundersync+content_ready`) in turn, every block on the same prompts, seeds and
-    weights (the learning rate is then 0). Set by tools/compare.py."""
-    alternate_block: NonNegativeInt = 2
-    """Updates of one block; its first is a warm-up and is left out of a comparison."""
-    record_gradients: bool = False
-    """Keep each update's reduced, normalised gradient in `gradients/` of the run folder (small models)."""
-    record_weights: bool = False
-    """Keep the weights after each step in `weights/` of the run folder (small models)."""

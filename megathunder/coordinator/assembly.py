@@ -19,11 +19,10 @@ from megathunder.config import Config
 from megathunder.config.model_shape import ModelShape, read_model_shape
 from megathunder.coordinator.learner_client import LearnerClient
 from megathunder.coordinator.persistence import Persistence
-from megathunder.coordinator.replayed_rollouts import ReplayedSupply, read_recorded
 from megathunder.coordinator.sizing import GroupSizes
 from megathunder.coordinator.speculation_monitor import Drafting, drafting
-from megathunder.coordinator.supply import NoServers, SampledSupply, Servers, Supply
-from megathunder.coordinator.update_plan import Agenda
+from megathunder.coordinator.supply import SampledSupply, Servers, Supply
+from megathunder.coordinator.update_plan import ConfiguredUpdates, UpdatePlan
 from megathunder.metrics.monitor import Monitor, open_monitor
 from megathunder.metrics.run_folder import RunFolder
 from megathunder.planning.flops import measured_peak
@@ -51,7 +50,7 @@ class Parts:
     """Everything a run holds."""
 
     config: Config
-    agenda: Agenda
+    plan: UpdatePlan
     monitor: Monitor
     supply: Supply
     sizes: GroupSizes
@@ -62,6 +61,7 @@ class Parts:
     peak_flops: float
     devices: int = 1  # GPUs, or machines where there are none, that the run holds
     drafting: Drafting | None = None
+    publishes: bool = True  # False where trajectories come from a recording: no server samples with the weights
 
     def control(self) -> ServerControl:
         """The servers' control endpoints; use as an async context."""
@@ -105,7 +105,7 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
         stack.push_async_callback(persistence.abandon)
         yield Parts(
             config=config,
-            agenda=Agenda(config),
+            plan=ConfiguredUpdates(config),
             monitor=monitor,
             supply=supply,
             sizes=sizes,
@@ -113,31 +113,9 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
             servers=servers,
             learner=learner,
             shape=read_model_shape(config.learner.model),
-            peak_flops=_peak_flops(config, learner.ranks),
+            peak_flops=peak_flops(config, learner.ranks),
             devices=_devices(config, learner),
             drafting=drafts,
-        )
-
-
-@contextlib.asynccontextmanager
-async def assemble_replay(config: Config, learner: LearnerClient) -> AsyncIterator[Parts]:
-    """The parts of a replay: no engine, no sandbox, no text."""
-    folder = RunFolder(Path(config.run.folder) / config.run.name)
-    recorded = read_recorded(Path(config.replay.run), config.replay.updates)
-    monitor = open_monitor(config, folder, lambda token_ids: "")
-    with contextlib.closing(monitor):
-        await learner.connect(LEARNER_START_S)
-        yield Parts(
-            config=config,
-            agenda=Agenda(config),
-            monitor=monitor,
-            supply=ReplayedSupply(config, recorded),
-            sizes=GroupSizes(config, chooses=False),
-            persistence=Persistence(config=config, folder=folder, learner=learner),
-            servers=NoServers(),
-            learner=learner,
-            shape=read_model_shape(config.learner.model),
-            peak_flops=_peak_flops(config, learner.ranks),
         )
 
 
@@ -178,7 +156,7 @@ def _tokenizer(folder: str) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def _peak_flops(config: Config, ranks: int) -> float:
+def peak_flops(config: Config, ranks: int) -> float:
     """Operations a second of all learner ranks at their best; measured on this core where it is a CPU."""
     if config.metrics.peak_flops:
         return config.metrics.peak_flops * ranks

@@ -71,7 +71,7 @@ class Coordinator:
             done = f"{self.update} updates done, policy version {self.version}"
             changed = "".join(f"\n  from update {self.update} on: {change}" for change in found.changed)
             parts.monitor.say(f"resumed {found.folder}: {done}{changed}")
-        if (found is not None or config.rollout.urls) and not config.replay.run:
+        if (found is not None or config.rollout.urls) and parts.publishes:
             held = await weight_sync.held_versions(parts, parts.servers.ready)
             self.version = max([self.version, *(version + 1 for version in held.values())])
             await weight_sync.reach_servers(parts, self.version, self._send_weights)
@@ -133,23 +133,23 @@ class Coordinator:
 
     def samples_ahead(self, update: int) -> bool:
         """Whether the next update's rollouts run while this one is learnt from."""
-        slot = self.parts.agenda.slot(update)
-        ahead = slot.variant.schedule == "one_step_off"
-        return ahead and not slot.last and not self.stopping.is_set()
+        spec = self.parts.plan.spec(update)
+        ahead = spec.config.schedule == "one_step_off"
+        return ahead and not spec.last and not self.stopping.is_set()
 
     def continues(self, update: int) -> bool:
-        """Whether `update` goes on under the schedule of the one before."""
-        return not self.parts.agenda.slot(update).first
+        """Whether what was sampled ahead for `update` is used."""
+        return not self.parts.plan.spec(update).first
 
     def start_rollouts(self, update: int) -> Rollouts:
         """Begin sampling an update's trajectories with the version the servers hold now."""
-        slot = self.parts.agenda.slot(update)
-        groups = list(self.parts.supply.groups(slot.batch))
-        rollouts = Rollouts(update=update, batch=slot.batch, policy_version=self.version, groups=groups)
+        spec = self.parts.plan.spec(update)
+        groups = list(self.parts.supply.groups(spec.batch))
+        rollouts = Rollouts(update=update, batch=spec.batch, policy_version=self.version, groups=groups)
         self._records[update] = UpdateRecord(
             self.config,
             rollouts,
-            schedule=slot.variant.name,
+            schedule=spec.name,
             shape=self.parts.shape,
             cells=self.parts.learner.cells,
             peak_flops=self.parts.peak_flops,
@@ -158,7 +158,7 @@ class Coordinator:
 
     def schedule(self, rollouts: Rollouts) -> UpdateScheduler:
         """The ledger and queue of one update."""
-        config = self.parts.agenda.slot(rollouts.update).variant.apply(self.config)
+        config = self.parts.plan.spec(rollouts.update).config
         self._records[rollouts.update].set_policy_version(self.version)
         self._records[rollouts.update].set_start(self._acknowledged_s)
         sizes = [len(group) for group in rollouts.groups]
@@ -226,8 +226,6 @@ class Coordinator:
                 update=rollouts.update,
                 normaliser=scheduler.normaliser or 1.0,
                 skip=scheduler.skip,
-                record=self._tensor_file("gradients", rollouts.update, self.config.run.record_gradients),
-                record_weights=self._tensor_file("weights", rollouts.update, self.config.run.record_weights),
             )
 
         command, answers = await self.parts.learner.everywhere(step, self.config.streaming.stall_timeout_s)
@@ -239,7 +237,7 @@ class Coordinator:
     async def publish(self, rollouts: Rollouts) -> None:
         """Every ready server holds the new version, acknowledged, before this returns."""
         record = self._records[rollouts.update]
-        if self.config.replay.run:  # nobody samples with the weights
+        if not self.parts.publishes:
             self._acknowledged_s = record.acknowledged()
             return
         for command, done in await weight_sync.reach_servers(self.parts, self.version, self._send_weights):
@@ -308,9 +306,6 @@ class Coordinator:
             updates=updates, policy_version=self.version, device_hours=self._device_hours, score=found
         )
         append_evaluation(self.parts.persistence.folder.evaluations, evaluation)
-
-    def _tensor_file(self, kind: str, update: int, wanted: bool) -> str:
-        return str(self.parts.monitor.folder.tensors_of(kind, update)) if wanted else ""
 
     def _start(self, rollouts: Rollouts, collect: Collect) -> Rollouts:
         self._sampling = [r for r in self._sampling if r.running] + [rollouts]

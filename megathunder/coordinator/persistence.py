@@ -44,7 +44,7 @@ class Persistence:
     config: Config
     folder: RunFolder
     learner: LearnerClient
-    supply: Position | None = None  # None in a replay, which saves nothing
+    supply: Position | None = None  # None: nothing is saved, since the run makes no policy
     controls: Sequence[Control] = ()
     run_id: str = field(default_factory=lambda: secrets.token_hex(8))
     _saved: int = -1
@@ -52,8 +52,8 @@ class Persistence:
 
     @property
     def off(self) -> bool:
-        """A comparison and a replay save nothing: they make no policy."""
-        return bool(self.config.run.alternate) or self.supply is None
+        """Nothing is saved."""
+        return self.supply is None
 
     def due(self, update: int) -> bool:
         """Whether a checkpoint follows update `update`."""

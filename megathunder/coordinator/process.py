@@ -18,7 +18,7 @@ from pathlib import Path
 from megathunder.checkpoint.resume import way_on
 from megathunder.config import Config
 from megathunder.config.toml import read_config
-from megathunder.coordinator.assembly import assemble, assemble_replay
+from megathunder.coordinator.assembly import OnRestart, Parts, assemble
 from megathunder.coordinator.coordinator import Coordinator
 from megathunder.coordinator.learner_client import LearnerClient
 from megathunder.coordinator.rollouts import Stopped
@@ -32,7 +32,12 @@ SHUTDOWN_S = 60.0
 FAILED_SHUTDOWN_S = 5.0  # cells may be in the middle of something; they also end when this process has
 
 
-async def run(config: Config, learner: LearnerClient, announce: Callable[[str], None], ending: Ending) -> None:
+Assemble = Callable[[Config, LearnerClient, OnRestart], contextlib.AbstractAsyncContextManager[Parts]]
+
+
+async def run(
+    config: Config, learner: LearnerClient, announce: Callable[[str], None], ending: Ending, assemble: Assemble
+) -> None:
     """A whole run, from listening for the learner to the report."""
     announce(learner.address)
     ready: asyncio.Future[Coordinator] = asyncio.get_running_loop().create_future()
@@ -42,8 +47,7 @@ async def run(config: Config, learner: LearnerClient, announce: Callable[[str], 
 
     limit_s = FAILED_SHUTDOWN_S
     try:
-        replayed = bool(config.replay.run)
-        async with assemble_replay(config, learner) if replayed else assemble(config, learner, on_restart) as parts:
+        async with assemble(config, learner, on_restart) as parts:
             coordinator = Coordinator(config=config, parts=parts)
             ready.set_result(coordinator)
             await take_updates(coordinator, ending)
@@ -86,8 +90,8 @@ async def take_updates(coordinator: Coordinator, ending: Ending) -> None:
     await coordinator.finish()
 
 
-def main(config_file: str, cells: str, host: str, descriptor: str) -> int:
-    """See the module docstring; the exit status."""
+def main(config_file: str, cells: str, host: str, descriptor: str, *, assemble: Assemble = assemble) -> int:
+    """See the module docstring; the exit status. A measurement passes parts of its own."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     config, parent = read_config(Path(config_file)), os.getppid()
     if config.rollout.cpu_cores:
@@ -102,7 +106,7 @@ def main(config_file: str, cells: str, host: str, descriptor: str) -> int:
         ending = Ending(asyncio.current_task(), parent, config.run.stop_timeout_s, folder)
         learner = LearnerClient(int(cells), os.environ["MEGATHUNDER_TOKEN"], host=host)
         try:
-            await run(config, learner, announce, ending)
+            await run(config, learner, announce, ending, assemble)
         except asyncio.CancelledError:
             return ending.status()
         return 0

@@ -44,7 +44,7 @@ class Rollouts:
     may be added while it runs."""
 
     update: int
-    batch: int  # which prompts and sampling seeds; differs from `update` only in a comparison
+    batch: int  # which prompts and sampling seeds
     policy_version: int
     groups: list[list[Task]]
     started_s: float = dataclasses.field(default_factory=time.monotonic)

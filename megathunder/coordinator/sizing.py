@@ -3,7 +3,7 @@
     batch opens    `draw`: prompts from the source until there are enough, each with its size     (Sagc chooses)
     batch closes   `observe`: every group's lengths -> straggler events                           (Sagc learns)
 
-Under `run.group_control = "fixed"` and in a replay, whose groups are recorded, only the events are counted. It is a
+Under `run.group_control = "fixed"`, and where `chooses` is off, only the events are counted. It is a
 `Control` of checkpoints: what it saves makes a resumed run choose as the uninterrupted one would have. Called by the
 supply and the coordinator.
 """
@@ -25,7 +25,7 @@ Groups = list[list[Task]]
 
 
 class GroupSizes:
-    """See the module docstring. `chooses` is off in a replay."""
+    """See the module docstring. `chooses` is off where the groups are recorded ones."""
 
     name = "group size"
 

@@ -61,27 +61,14 @@ class Servers(Protocol):
     def probe_now(self, server: ServerAddress) -> None: ...
 
 
-class NoServers:
-    """A replay publishes to nobody."""
-
-    ready: tuple[ServerAddress, ...] = ()
-    servers: tuple[ServerAddress, ...] = ()
-
-    def probe_now(self, server: ServerAddress) -> None:
-        raise AssertionError(f"{server.name} is no server of this run")
-
-
 class SampledSupply:
-    """Tasks of a source, sampled by a collector. A comparison takes a batch several times, a plain run never."""
+    """Tasks of a source, sampled by a collector."""
 
     def __init__(
         self, config: Config, source: TaskSource, collector: Collector, sizes: GroupSizes | None = None
     ) -> None:
         self._config, self._source, self._collector = config, source, collector
         self._sizes = sizes or GroupSizes(config)
-        # Of a comparison, by batch:
-        self._batches: dict[int, Groups] = {}
-        self._replacements: dict[tuple[int, int], list[Task]] = {}
         self._begins: dict[int, SourceState] = {}  # of the batches taken last
 
     def position(self, batch: int) -> SourceState:
@@ -91,25 +78,15 @@ class SampledSupply:
         self._source.restore(state)
 
     def groups(self, batch: int) -> Groups:
-        if known := self._batches.get(batch):
-            return known
         self._begins = {b: state for b, state in self._begins.items() if b >= batch - REMEMBERED}
         self._begins[batch] = self._source.state()
-        drawn = self._sizes.draw(batch, self._source.take)
-        if self._config.run.alternate:
-            self._batches[batch] = drawn
-        return drawn
+        return self._sizes.draw(batch, self._source.take)
 
     def another(self, batch: int, index: int) -> list[Task] | None:
-        if known := self._replacements.get((batch, index)):
-            return known
         try:
-            group = self._sizes.group(batch, self._source.take(1)[0])
+            return self._sizes.group(batch, self._source.take(1)[0])
         except ConfigError:  # a source that does not wrap is used up: the update goes on without
             return None
-        if self._config.run.alternate:
-            self._replacements[batch, index] = group
-        return group
 
     async def collect(self, rollouts: Rollouts, first_group: int) -> None:
         await self._collect(rollouts, first_group, score=True)

@@ -1,54 +1,50 @@
-"""Which schedule an update runs under and which batch of prompts it takes: the plain run, or a comparison in blocks.
+"""What each update of a run is: its settings and the batch of prompts it takes.
 
-    plain run      update u: config.schedule, batch u
-    comparison     schedules A, B; blocks of n:   A A B B | B B A A | ...    each round on the same n batches
+    update u    the run's configuration, batch u
 
-In a comparison a schedule that samples ahead does so to the end of its block, as it would for ever; what was sampled
-for a block of another schedule is thrown away.
-
-Rounds alternate their order, so that a drift of the machine falls on both schedules alike. Called by the coordinator.
+A measurement that runs several schedules on the same batches passes a plan of its own. Called by the coordinator.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from megathunder.config import Config
-from megathunder.config.variant import Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
-    """What update `update` does. `first` opens a block: nothing sampled before belongs to it. `last` ends the run."""
+class UpdateSpec:
+    """Update `update` under `config`, which the metrics call `name`. `first`: nothing that was sampled before belongs
+    to it. `last`: nothing is sampled ahead of its end."""
 
     update: int
-    variant: Variant
+    config: Config
+    name: str
     batch: int
     first: bool
     last: bool
 
 
+class UpdatePlan(Protocol):
+    """The updates of a run, by number from 0."""
+
+    def spec(self, update: int) -> UpdateSpec: ...
+
+
 @dataclass(frozen=True, slots=True)
-class Agenda:
-    """The slots of a run."""
+class ConfiguredUpdates:
+    """Every update as the configuration says."""
 
     config: Config
 
-    def slot(self, update: int) -> Slot:
-        """The slot of `update`, 0-based."""
-        run = self.config.run
-        names, size = run.alternate, run.alternate_block
-        if not names:
-            last = update + 1 >= run.updates
-            own = Variant(name=self.config.schedule, schedule=self.config.schedule)
-            return Slot(update=update, variant=own, batch=update, first=update == 0, last=last)
-        block, within = divmod(update, size)
-        round_, turn = divmod(block, len(names))
-        order = names if round_ % 2 == 0 else names[::-1]
-        return Slot(
+    def spec(self, update: int) -> UpdateSpec:
+        """Update `update`, 0-based."""
+        return UpdateSpec(
             update=update,
-            variant=Variant.parse(order[turn]),
-            batch=round_ * size + within,
-            first=within == 0,
-            last=False,
+            config=self.config,
+            name=self.config.schedule,
+            batch=update,
+            first=update == 0,
+            last=update + 1 >= self.config.run.updates,
         )

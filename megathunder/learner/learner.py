@@ -34,11 +34,11 @@ from megathunder.learner.model.adapter_files import export_adapter, save_adapter
 from megathunder.learner.model.build_model import build_model
 from megathunder.learner.model.bundle import DTYPES, ModelBundle
 from megathunder.learner.model.weights import export_base, export_weights, save_hf
+from megathunder.learner.observer import StepObserver
 from megathunder.learner.optimizer import Stepper, wrap
 from megathunder.learner.parallel import Layout
 from megathunder.learner.passes.backward import Runner, Tally
 from megathunder.learner.passes.flop_cost import Price
-from megathunder.learner.passes.gradient_dump import record_tensors
 from megathunder.learner.passes.gradient_runner import Release
 from megathunder.learner.passes.logprobs import attach
 from megathunder.learner.passes.pipeline import Pipeline
@@ -58,11 +58,17 @@ from megathunder.types import (
 
 
 class Learner:
-    """See the module docstring. `bundle` takes a model that is already built."""
+    """See the module docstring. `bundle` takes a model that is already built; `observer` sees every step."""
 
-    def __init__(self, config: Config, layout: Layout, bundle: ModelBundle | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        layout: Layout,
+        bundle: ModelBundle | None = None,
+        observer: StepObserver | None = None,
+    ) -> None:
         settings = self._settings = config.learner
-        self.layout = layout
+        self.layout, self._observer = layout, observer
         self.bundle = bundle or build_model(settings, layout)
         for stage in self.bundle.stages:
             attach(stage, config.rollout.temperature)
@@ -134,14 +140,15 @@ class Learner:
             reduce_exactly(self._chunks, self.store, self.arithmetic)
         else:
             self.stepper.reduce()
-        if command.record and self.layout.rank == 0:
-            layout = self.store.layout
-            record_tensors(Path(command.record), layout.names, layout.home_views, divisor=command.normaliser)
+        gradients = self.store.layout
+        if self._observer:
+            views = gradients.home_views
+            self._observer.gradient_reduced(command.update, gradients.names, views, command.normaliser)
         self.others.before_step()
         result = self.stepper.step(command.normaliser, skip=command.skip)
-        if command.record_weights and self.layout.rank == 0:
-            weights = [parameter.detach() for parameter in self.store.layout.parameters]
-            record_tensors(Path(command.record_weights), self.store.layout.names, weights)
+        if self._observer:
+            weights = [parameter.detach() for parameter in gradients.parameters]
+            self._observer.weights_stepped(command.update, gradients.names, weights)
         self.store.clear()
         if result.stepped and self._version is not None:
             self._stale_below = self._version

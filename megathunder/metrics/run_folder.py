@@ -92,10 +92,6 @@ class RunFolder:
     def trajectories_of(self, update: int) -> Path:
         return self.trajectories / f"update_{update:05d}.jsonl"
 
-    def tensors_of(self, kind: str, update: int) -> Path:
-        """`kind`: gradients or weights, where the run keeps them."""
-        return self.path / kind / f"update_{update:05d}.safetensors"
-
     def read_config(self) -> Config:
         """The settings the run was started with."""
         return read_config(self.config)
@@ -111,7 +107,7 @@ def start_run(config: Config) -> RunFolder:
         for path in (*told, folder.timeline, folder.report, folder.config):
             path.unlink(missing_ok=True)
         written = (folder.trajectories, folder.checkpoints, folder.wandb, folder.policy, folder.policies)
-        for path in (*written, folder.path / "gradients", folder.path / "weights"):
+        for path in written:
             shutil.rmtree(path, ignore_errors=True)
     write_atomically(folder.config, to_toml(config).encode(), mode=0o600 if config.rollout.api_key else 0o644)
     return folder

@@ -71,7 +71,7 @@ def memory_pools(plan: Plan) -> list[MemoryPool]:
     fixed -= memory.accumulators
     if plan.on_gpu:
         return [_pool("one learner GPU", 1, fixed, memory.accumulators, plan.device_limit_bytes)]
-    elsewhere = plan.config.rollout.urls or plan.config.replay.run
+    elsewhere = plan.config.rollout.urls or not plan.samples
     servers = 0 if elsewhere else memory.server * plan.config.rollout.servers
     others = fixed * plan.ranks_here + servers
     return [_pool("this host", plan.ranks_here, others, memory.accumulators, plan.host_limit_bytes)]

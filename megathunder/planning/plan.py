@@ -42,6 +42,7 @@ class Plan:
     host_limit_bytes: int = 0
     device_limit_bytes: int = 0
     node_limit_bytes: int = 0
+    samples: bool = True  # False where trajectories come from a recording: no server holds anything
 
     @property
     def cells(self) -> int:
@@ -54,7 +55,7 @@ class Plan:
     @property
     def host_bytes(self) -> int:
         """Everything, on one host without a GPU."""
-        elsewhere = self.config.rollout.urls or self.config.replay.run
+        elsewhere = self.config.rollout.urls or not self.samples
         servers = 0 if elsewhere else self.config.rollout.servers
         held = self.memory.device * self.ranks_here + self.memory.server * servers
         return held + self.copy_bytes + self.base_bytes * servers
@@ -64,7 +65,7 @@ class Plan:
         """Rank 0's copy of what servers hold, in host memory: changes are taken from it, adapters merged into it."""
         publish = self.config.publish
         kept = publish.transport in ("delta", "auto") or publish.lora == "adapter"
-        return self._published_bytes if kept and not self.config.replay.run else 0
+        return self._published_bytes if kept and self.samples else 0
 
     @property
     def base_bytes(self) -> int:
@@ -112,9 +113,10 @@ def make_plan(
     ranks_here: int = 0,
     host_limit_bytes: int = 0,
     gpu_bytes: int = 0,
+    samples: bool = True,
 ) -> Plan:
     """Compute the plan. `host_limit_bytes`: memory of this host; `gpu_bytes`: of its GPU, 0 where it has none;
-    `ranks_here`: of the `ranks`, those on this machine (0: all)."""
+    `ranks_here`: of the `ranks`, those on this machine (0: all). `samples`: the run has servers."""
     hardware = config.hardware
     named = hardware.gpu_memory_gib or GPU_MEMORY_GIB.get(hardware.gpu.upper(), 0.0)
     on_gpu = config.learner.device == "cuda" or (config.learner.device == "auto" and bool(named or gpu_bytes))
@@ -132,6 +134,7 @@ def make_plan(
         host_limit_bytes=0 if on_gpu else meant or host_limit_bytes,
         device_limit_bytes=(round(named * 2**30) or gpu_bytes) if on_gpu else 0,
         node_limit_bytes=(meant or here) if on_gpu else 0,
+        samples=samples,
     )
 
 
@@ -211,8 +214,8 @@ def _processes(plan: Plan) -> str:
     started = "already running" if config.rollout.urls else "started here"
     teacher = " + 1 teacher" if config.objective == "opd" and not config.opd.teacher_urls else ""
     text = f"{plan.ranks} learner rank(s) in {plan.cells} cell(s), 1 coordinator"
-    if config.replay.run:
-        return f"{text}, no server: the trajectories of {config.replay.run}"
+    if not plan.samples:
+        return f"{text}, no server: recorded trajectories"
     text += f", {plan.servers} server(s) {started}{teacher}, at most {config.sandbox.max_running} commands at once"
     if not plan.on_gpu:
         return text

@@ -14,10 +14,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from megathunder.config.variant import Variant
 from megathunder.metrics.row import MetricsRow
 from megathunder.metrics.spans import Span
 from megathunder.simulator.costs import CostModel
+from megathunder.simulator.variant import Variant
 from megathunder.tracing import LEARNER_LANES, UPDATE_LANE
 
 BASE = "sync"

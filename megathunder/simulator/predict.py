@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megathunder.config.root import Config
-from megathunder.config.variant import Variant
 from megathunder.simulator.costs import CostModel
 from megathunder.simulator.interference import Interference
 from megathunder.simulator.schedule_replay import ReplayResult, replay
 from megathunder.simulator.traces import UpdateTrace
+from megathunder.simulator.variant import Variant
 
 SCHEDULES = ("sync", "periodic_async", "thundersync", "one_step_off")
 
@@ -67,7 +67,7 @@ def predict(
     interference: Interference = Interference(),
 ) -> Prediction:
     """Replay `updates`, recorded under sync where there is `interference`, under `schedules` (names as in
-    config/variant.py)."""
+    variant.py)."""
     steps = []
     for recorded in updates:
         for schedule in schedules:

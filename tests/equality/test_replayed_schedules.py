@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from benchmarks.comparison.alternation import Alternation, Recording, tensor_file
 from benchmarks.comparison.differences import differences
 from benchmarks.comparison.job import replay_config, run_job
 from megathunder.config import Config
-from megathunder.config.replay import ReplayConfig
 from megathunder.config.toml import to_toml
 from megathunder.metrics.row import read_rows
 from megathunder.metrics.run_folder import RunFolder
@@ -46,19 +46,17 @@ def recording(folder: Path, model: Path, objective: str) -> Path:
 
 def gradients(recorded: Path, names: tuple[str, ...], ranks: int, accumulator: str) -> list[Path]:
     """The gradient of each of `names`, arrivals shuffled anew for each."""
-    replay = ReplayConfig(shuffle_seed=ranks, speed=4.0)
-    config = replay_config(
-        recorded, replay, name=f"{accumulator}_{ranks}", folder=str(recorded / "runs"), updates=len(names)
-    )
-    run = dataclasses.replace(config.run, alternate=names, alternate_block=1, record_gradients=True)
-    learner = dataclasses.replace(config.learner, accumulator=accumulator)
-    folder = run_job(dataclasses.replace(config, run=run, learner=learner), ranks=ranks)
+    replay = Recording(run=str(recorded), shuffle_seed=ranks, speed=4.0)
+    config = replay_config(recorded, name=f"{accumulator}_{ranks}", folder=str(recorded / "runs"), updates=len(names))
+    config = dataclasses.replace(config, learner=dataclasses.replace(config.learner, accumulator=accumulator))
+    alternation = Alternation(schedules=names, recording=replay, keep=("gradients",))
+    folder = run_job(config, ranks=ranks, alternation=alternation)
     rows = read_rows(folder.metrics)
     assert [row.schedule for row in rows] == list(names)
     assert all(row.stepped and row.contributions_dropped == 0 and row.policy_lag_max == 0 for row in rows)
     assert len({(row.contributions_applied, row.trained_tokens) for row in rows}) == 1
     assert [row.loss for row in rows] == pytest.approx([rows[0].loss] * len(rows), rel=1e-3, abs=1e-5), "one objective"
-    return [folder.tensors_of("gradients", update) for update in range(len(names))]
+    return [tensor_file(folder.path, "gradients", update) for update in range(len(names))]
 
 
 def assert_one_gradient(found: list[Path], *, identical: bool = False) -> None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from pathlib import Path
 from types import SimpleNamespace
 
 from test_loop import AnsweringLearner, recorded, settings
 
-from megathunder.config.replay import ReplayConfig
+from benchmarks.comparison.alternation import AlternatingUpdates, Alternation, Recording
+from benchmarks.comparison.replayed_rollouts import NoServers, ReplayedSupply, read_recorded
 from megathunder.coordinator.assembly import Parts
 from megathunder.coordinator.coordinator import Coordinator
 from megathunder.coordinator.persistence import Persistence
-from megathunder.coordinator.replayed_rollouts import ReplayedSupply, read_recorded
 from megathunder.coordinator.rollouts import Rollouts
 from megathunder.coordinator.sizing import GroupSizes
-from megathunder.coordinator.supply import NoServers
-from megathunder.coordinator.update_plan import Agenda
 from megathunder.evaluation import EVALUATION
 from megathunder.evaluation.cadence import read_evaluations
 from megathunder.loop import train
@@ -59,17 +56,15 @@ def trained(path: Path, schedule: str, **run: object) -> tuple[list[MetricsRow],
 
     recording, folder = recorded(path / "recording", groups=3), path / f"run-{len(list(path.glob('run-*')))}"
     folder.mkdir()
-    config = dataclasses.replace(
-        settings(schedule, run={"updates": 4, "evaluate_attempts": 2, **run}),
-        replay=ReplayConfig(run=str(recording), speed=50.0),
-    )
+    config = settings(schedule, run={"updates": 4, "evaluate_attempts": 2, **run})
+    plan, fast = AlternatingUpdates(config, Alternation()), Recording(run=str(recording), speed=50.0)
     rows: list[MetricsRow] = []
-    learner, supply = AnsweringLearner(), Evaluated(config, read_recorded(recording))
+    learner, supply = AnsweringLearner(), Evaluated(config, plan, fast, read_recorded(recording))
     monitor = SimpleNamespace(note=lambda event: None, show=lambda progress: None, row=rows.append)
     monitor.say = lambda text: None
     parts = Parts(
         config=config,
-        agenda=Agenda(config),
+        plan=plan,
         monitor=monitor,  # type: ignore[arg-type]
         supply=supply,
         persistence=Persistence(config=config, folder=RunFolder(folder), learner=learner),  # type: ignore
@@ -78,6 +73,7 @@ def trained(path: Path, schedule: str, **run: object) -> tuple[list[MetricsRow],
         learner=learner,  # type: ignore[arg-type]
         shape=None,  # type: ignore[arg-type]
         peak_flops=0.0,
+        publishes=False,
         devices=3,
     )
 

@@ -8,15 +8,13 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+from benchmarks.comparison.alternation import AlternatingUpdates, Alternation, Recording
+from benchmarks.comparison.replayed_rollouts import NoServers, ReplayedSupply, read_recorded
 from megathunder.config import Config
-from megathunder.config.replay import ReplayConfig
 from megathunder.coordinator.assembly import Parts
 from megathunder.coordinator.coordinator import Coordinator
 from megathunder.coordinator.persistence import Persistence
-from megathunder.coordinator.replayed_rollouts import ReplayedSupply, read_recorded
 from megathunder.coordinator.sizing import GroupSizes
-from megathunder.coordinator.supply import NoServers
-from megathunder.coordinator.update_plan import Agenda
 from megathunder.loop import train
 from megathunder.metrics.row import MetricsRow
 from megathunder.metrics.run_folder import RunFolder
@@ -52,23 +50,25 @@ class AnsweringLearner:
         return command, [self._done(command, cell, stats) for cell in range(self.cells)]
 
 
-def run(recording: Path, settings: Config) -> tuple[list[MetricsRow], AnsweringLearner]:
+def run(recording: Path, config: Config, schedules: tuple[str, ...] = ()) -> tuple[list[MetricsRow], AnsweringLearner]:
     """The rows of a replay of `recording`, and what the learner was told."""
     rows: list[MetricsRow] = []
     learner = AnsweringLearner()
-    config = dataclasses.replace(settings, replay=ReplayConfig(run=str(recording), speed=50.0))
+    fast = Recording(run=str(recording), speed=50.0)
+    plan = AlternatingUpdates(config, Alternation(schedules=schedules, block=2, recording=fast))
     monitor = SimpleNamespace(note=lambda event: None, show=lambda progress: None, row=rows.append)
     parts = Parts(
         config=config,
-        agenda=Agenda(config),
+        plan=plan,
         monitor=monitor,  # type: ignore[arg-type]
-        supply=ReplayedSupply(config, read_recorded(recording)),
+        supply=ReplayedSupply(config, plan, fast, read_recorded(recording)),
         sizes=GroupSizes(config, chooses=False),
         persistence=Persistence(config=config, folder=RunFolder(recording), learner=learner),  # type: ignore
         servers=NoServers(),
         learner=learner,  # type: ignore[arg-type]
         shape=None,  # type: ignore[arg-type]
         peak_flops=0.0,
+        publishes=False,
     )
     asyncio.run(train(Coordinator(config=config, parts=parts)))
     return rows, learner
@@ -125,7 +125,7 @@ def test_every_schedule_takes_every_update_of_a_replay(tmp_path: Path) -> None:
 def test_what_was_sampled_ahead_for_another_schedule_is_thrown_away(tmp_path: Path) -> None:
     recording = recorded(tmp_path, groups=3)
     names = ("one_step_off", "thundersync/turn_forward", "thundersync")
-    rows, learner = run(recording, settings(run={"updates": 6, "alternate": names, "alternate_block": 2}))
+    rows, learner = run(recording, settings(run={"updates": 6}), names)
     assert [(row.schedule, row.policy_lag_max) for row in rows] == [
         ("one_step_off", 0),
         ("one_step_off", 1),

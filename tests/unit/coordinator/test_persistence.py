@@ -117,15 +117,17 @@ def test_without_the_setting_a_save_is_complete_before_the_run_goes_on(tmp_path:
 
 
 def test_only_a_run_that_keeps_checkpoints_is_said_to_go_on(tmp_path: Path) -> None:
-    def said(*alternate: str) -> str:
-        config = dataclasses.replace(Config(), run=dataclasses.replace(Config().run, alternate=alternate))
+    def said(*, keeps: bool) -> str:
+        config = Config()
         lines: list[str] = []
-        supply = SimpleNamespace(position=lambda update: SourceState(epoch=0, cursor=update))
+        supply = SimpleNamespace(position=lambda update: SourceState(epoch=0, cursor=update)) if keeps else None
         folder, learner = RunFolder(tmp_path), WritingLearner()
         persistence = Persistence(config=config, folder=folder, learner=learner, supply=supply)  # type: ignore
         parts = SimpleNamespace(persistence=persistence, monitor=SimpleNamespace(say=lines.append))
         asyncio.run(Coordinator(config=config, parts=parts, update=3).finish())  # type: ignore[arg-type]
         return lines[0]
 
-    assert said() == f"stopped after 3 updates; saved {tmp_path}/checkpoints/update_00003; --run.resume goes on"
-    assert said("sync", "thundersync") == "stopped after 3 updates", "a comparison cannot be resumed"
+    assert (
+        said(keeps=True) == f"stopped after 3 updates; saved {tmp_path}/checkpoints/update_00003; --run.resume goes on"
+    )
+    assert said(keeps=False) == "stopped after 3 updates", "a measurement cannot be resumed"

@@ -11,14 +11,15 @@ from types import SimpleNamespace
 import pytest
 from test_loop import AnsweringLearner, settings
 
+from benchmarks.comparison.alternation import AlternatingUpdates, Alternation
+from benchmarks.comparison.repeated_supply import RepeatedSupply
+from benchmarks.comparison.replayed_rollouts import NoServers
 from megathunder.config import Config
-from megathunder.config.replay import ReplayConfig
 from megathunder.coordinator.assembly import Parts
 from megathunder.coordinator.coordinator import Coordinator
 from megathunder.coordinator.persistence import Persistence
 from megathunder.coordinator.sizing import GroupSizes
-from megathunder.coordinator.supply import NoServers, SampledSupply
-from megathunder.coordinator.update_plan import Agenda
+from megathunder.coordinator.supply import SampledSupply
 from megathunder.loop import train
 from megathunder.metrics.resumptions import read_resumptions
 from megathunder.metrics.row import MetricsRow
@@ -50,28 +51,30 @@ class SavingLearner(AnsweringLearner):
 
 def configured(folder: Path, schedule: str, updates: int, **sagc: object) -> Config:
     run = {"group_control": "sagc", "group_size": 8, "updates": updates, "folder": str(folder)}
-    config = settings(schedule, run=run, sagc={"trajectories_per_update": 24, **sagc})
-    return dataclasses.replace(config, replay=ReplayConfig(run="no servers to publish to"))
+    return settings(schedule, run=run, sagc={"trajectories_per_update": 24, **sagc})
 
 
-def trained(config: Config, *, resume: bool = False, say=lambda text: None) -> tuple[list[MetricsRow], GroupSizes]:
+def trained(
+    config: Config, *, resume: bool = False, say=lambda text: None, alternation: Alternation = Alternation()
+) -> tuple[list[MetricsRow], GroupSizes]:
     rows: list[MetricsRow] = []
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, resume=resume))
     sizes, learner, folder = GroupSizes(config), SavingLearner(), RunFolder(Path(config.run.folder))
     supply = SampledSupply(config, build_source(config.tasks), Sampling(), sizes)  # type: ignore[arg-type]
-    saved = {"learner": learner, "supply": supply, "controls": (sizes,)}
+    saved = {"learner": learner, "supply": None if alternation.schedules else supply, "controls": (sizes,)}
     quiet = SimpleNamespace(note=lambda e: None, show=lambda p: None, say=say, row=rows.append)
     parts = Parts(
         config=config,
-        agenda=Agenda(config),
+        plan=AlternatingUpdates(config, alternation),
         monitor=quiet,  # type: ignore[arg-type]
-        supply=supply,
+        supply=RepeatedSupply(supply) if alternation.schedules else supply,
         sizes=sizes,
         persistence=Persistence(config=config, folder=folder, **saved),  # type: ignore[arg-type]
         servers=NoServers(),
         learner=learner,  # type: ignore[arg-type]
         shape=None,  # type: ignore[arg-type]
         peak_flops=0.0,
+        publishes=False,
     )
 
     async def body() -> None:
@@ -122,8 +125,7 @@ def test_a_run_resumed_on_another_ladder_goes_on_and_names_the_change(tmp_path: 
 def test_a_comparison_gives_every_schedule_the_same_sizes_and_learns_from_a_batch_once(tmp_path: Path) -> None:
     names = ("sync", "thundersync")
     config = configured(tmp_path, "sync", 12, threshold=1.2)
-    config = dataclasses.replace(config, run=dataclasses.replace(config.run, alternate=names, alternate_block=3))
-    rows, _ = trained(config)
+    rows, _ = trained(config, alternation=Alternation(schedules=names, block=3))
     sizes = {name: [row.sizing.chosen for row in rows if row.schedule == name] for name in names}
     assert sizes["sync"] == sizes["thundersync"] and len(set(sizes["sync"])) > 1
     again = [row.sizing for row in rows if row.schedule == "thundersync"][:3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from benchmarks.comparison.repeated_supply import RepeatedSupply
 from megathunder.config import Config
 from megathunder.coordinator.rollouts import Rollouts
 from megathunder.coordinator.sizing import GroupSizes
@@ -14,8 +15,8 @@ from megathunder.types import EndReason, Role, Row, Segment, Trajectory, Traject
 FEW = dataclasses.replace(Config().tasks, size=64)  # each source of these tests makes all its tasks anew
 
 
-def supply(*, alternate: tuple[str, ...] = (), **tasks: object) -> SampledSupply:
-    run = dataclasses.replace(Config().run, groups_per_update=3, group_size=2, alternate=alternate)
+def supply(**tasks: object) -> SampledSupply:
+    run = dataclasses.replace(Config().run, groups_per_update=3, group_size=2)
     config = dataclasses.replace(Config(), run=run, tasks=dataclasses.replace(FEW, **tasks))
     return SampledSupply(config, build_source(config.tasks), None)  # type: ignore[arg-type]
 
@@ -25,7 +26,7 @@ def ids(groups: list) -> list[str]:
 
 
 def test_a_comparison_draws_the_same_replacements_for_every_schedule() -> None:
-    drawn = supply(alternate=("sync", "thundersync"))
+    drawn = RepeatedSupply(supply())
     first = ids(drawn.groups(0)) + ids([drawn.another(0, 3), drawn.another(0, 4)])
     again = ids(drawn.groups(0)) + ids([drawn.another(0, 3), drawn.another(0, 4)])
     assert first == again and len(set(first)) == 5

@@ -23,6 +23,8 @@ A, B = (ServerAddress(name=name, url=f"http://{name}") for name in "ab")
 class World:
     """Servers that hold versions, and a learner that sends them: what `Parts` is to the code under test."""
 
+    publishes = True
+
     def __init__(self, held: dict[ServerAddress, int], urls: tuple[str, ...] = ("http://a",)) -> None:
         self.held, self.deaf, self.sent = held, set(), []
         self.config = Config(rollout=RolloutConfig(urls=urls))

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.comparison.tensor_recorder import record_tensors
 from megathunder.errors import MegathunderError, UserError
 from megathunder.learner.accumulators.arithmetic import FixedPointArithmetic, FloatArithmetic
 from megathunder.learner.accumulators.host import HostArithmetic, HostTraffic
 from megathunder.learner.accumulators.layout import GradientLayout
 from megathunder.learner.accumulators.store import AccumulatorStore
-from megathunder.learner.passes.gradient_dump import record_tensors
 from megathunder.types import BATCH, AccumulatorKey, AccumulatorKind, Fold, FoldTerm
 
 C0, C1 = AccumulatorKey(AccumulatorKind.CLASS, 0, 0), AccumulatorKey(AccumulatorKind.CLASS, 0, 1)

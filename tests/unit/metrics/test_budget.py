@@ -23,11 +23,10 @@ MIXTURE = ModelShape(
     layers=2, hidden=64, heads=4, kv_heads=2, head_size=16, ffn=128, vocabulary=512, experts=4, experts_per_token=2,
     expert_ffn=64,
 )  # fmt: skip
-REPLAYED = {"replay__run": "somewhere"}  # no server beside the learner
 
 
 def planned(ranks: int = 1, limits: dict[str, int] | None = None, **settings: object) -> Plan:
-    return make_plan(change(Config(), **REPLAYED | settings), SHAPE, ranks=ranks, **limits or {})
+    return make_plan(change(Config(), **settings), SHAPE, ranks=ranks, samples=False, **limits or {})
 
 
 def exact_bytes(plan: Plan) -> int:

@@ -13,10 +13,10 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
+from benchmarks.comparison.alternation import FILE, AlternatingUpdates, Alternation, tensor_file
 from benchmarks.comparison.job import JobFailed, JobStopped
 from megathunder.config import Config
 from megathunder.config.toml import to_toml
-from megathunder.coordinator.update_plan import Agenda
 from megathunder.metrics.run_folder import RunFolder, start_run
 from megathunder.metrics.sinks import JsonlSink
 from tests.unit.coordinator.recordings import write_update
@@ -49,24 +49,32 @@ class Jobs:
     batch `idle` and later have equal rewards: no gradient, no step. Stopped by signal `by` before update `stopped`."""
 
     def __init__(self, error: float = 0.0, idle: int = 99, stopped: int = 99, by: int = signal.SIGTERM) -> None:
-        self.error, self.idle, self.stopped, self.by, self.asked = error, idle, stopped, by, list[Config]()
+        self.error, self.idle, self.stopped, self.by, self.asked = (
+            error,
+            idle,
+            stopped,
+            by,
+            list[tuple[Config, Alternation]](),
+        )
 
-    def __call__(self, config: Config, *, ranks: int, settings: list[str]) -> RunFolder:
-        self.asked.append(config)
-        folder, agenda = start_run(config), Agenda(config)
+    def __call__(self, config: Config, *, ranks: int, settings: list[str], alternation: Alternation) -> RunFolder:
+        self.asked.append((config, alternation))
+        folder, plan = start_run(config), AlternatingUpdates(config, alternation)
+        alternation.write(folder.path / FILE)
         sink = JsonlSink(folder.metrics)
         for update in range(config.run.updates):
             if update == self.stopped:
                 raise JobStopped(self.by, folder)
-            slot = agenda.slot(update)
-            steps = slot.batch < self.idle
+            spec = plan.spec(update)
+            steps = spec.batch < self.idle
             reason = "" if steps else "no contribution has a coefficient other than 0"
-            sink.row(made_row(update, schedule=slot.variant.name, stepped=steps, skip_reason=reason))
-            off = self.error if slot.variant.schedule == "thundersync" else 0.0
+            sink.row(made_row(update, schedule=spec.name, stepped=steps, skip_reason=reason))
+            off = self.error if spec.config.schedule == "thundersync" else 0.0
             for kind in ("gradients", "weights"):
                 one = float(steps or kind == "weights")
-                folder.tensors_of(kind, update).parent.mkdir(exist_ok=True)
-                save_file({"w": numpy.array([one, off])}, folder.tensors_of(kind, update))
+                file = tensor_file(folder.path, kind, update)
+                file.parent.mkdir(exist_ok=True)
+                save_file({"w": numpy.array([one, off])}, file)
         return folder
 
 
@@ -110,12 +118,13 @@ def test_a_check_runs_both_schedules_at_rest_and_then_one_real_step_of_each(
     jobs = Jobs()
     options = ("--check-against", "sync", "--content-ready", "--shuffle-arrivals", "3", "--verifier-s", "0.5")
     assert replay(monkeypatch, recorded, jobs, *options) == 0
-    at_rest, first, second = jobs.asked
-    assert at_rest.run.alternate == ("sync", "thundersync+content_ready") and at_rest.run.updates == 4
-    assert (at_rest.replay.learn, first.replay.learn, second.replay.learn) == (False, True, True)
+    (at_rest, resting), (first, one_step), (second, another) = jobs.asked
+    assert resting.schedules == ("sync", "thundersync+content_ready") and at_rest.run.updates == 4
+    assert (resting.learn, one_step.learn, another.learn) == (False, True, True)
+    assert resting.applied(at_rest).learner.learning_rate == 0 < another.applied(second).learner.learning_rate
     assert (first.schedule, second.schedule) == ("sync", "thundersync")
     assert (first.streaming.content_ready, second.streaming.content_ready) == (False, True)
-    assert (second.replay.shuffle_seed, second.replay.verifier_s) == (3, 0.5)
+    assert (another.recording.shuffle_seed, another.recording.verifier_s) == (3, 0.5)
     assert at_rest.learner.learning_rate > 0
 
 
@@ -134,7 +143,7 @@ def test_what_cannot_be_replayed_ends_with_two(
 
 
 def test_a_failed_job_ends_with_one(monkeypatch: pytest.MonkeyPatch, recorded: Path) -> None:
-    def fail(config: Config, *, ranks: int, settings: list[str]) -> RunFolder:
+    def fail(config: Config, **_: object) -> RunFolder:
         raise JobFailed("the job ended with status 1")
 
     assert replay(monkeypatch, recorded, fail) == 1  # type: ignore[arg-type]

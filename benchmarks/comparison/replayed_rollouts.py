@@ -11,6 +11,7 @@ Refuses (UserError) a folder without recorded trajectories and updates that were
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import random
 import time
@@ -20,11 +21,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from benchmarks.comparison.alternation import AlternatingUpdates, Recording
 from megathunder import tracing
 from megathunder.config import Config
-from megathunder.config.replay import ReplayConfig
 from megathunder.coordinator.rollouts import Rollouts
-from megathunder.coordinator.update_plan import Agenda
 from megathunder.errors import UserError
 from megathunder.metrics.run_folder import RunFolder
 from megathunder.metrics.trajectories import TrajectoryRecord, read_trajectories
@@ -36,6 +36,7 @@ from megathunder.types import (
     Role,
     Row,
     Segment,
+    ServerAddress,
     Trajectory,
     TrajectoryCompleted,
     TrajectoryId,
@@ -80,7 +81,7 @@ def _groups(file: Path) -> Recorded:
     return [list(group) for _, group in itertools.groupby(records, key=lambda record: record.id.group)]
 
 
-def timings(recorded: Recorded, settings: ReplayConfig, shuffle: random.Random | None) -> list[list[Timing]]:
+def timings(recorded: Recorded, settings: Recording, shuffle: random.Random | None) -> list[list[Timing]]:
     """The timing of every trajectory of an update."""
     records = [record for group in recorded for record in group]
     start_s = min((r.trajectory.started_s for r in records if r.trajectory), default=0.0)
@@ -149,12 +150,24 @@ def _turns(trajectory: Trajectory) -> Iterator[tuple[int, tuple[Segment, ...]]]:
                 pending = []
 
 
+class NoServers:
+    """A replay publishes to nobody."""
+
+    ready: tuple[ServerAddress, ...] = ()
+    servers: tuple[ServerAddress, ...] = ()
+
+    def probe_now(self, server: ServerAddress) -> None:
+        raise AssertionError(f"{server.name} is no server of this run")
+
+
 class ReplayedSupply:
     """The `Supply` of a replay. A replacement group is the next recorded one beyond those an update begins with."""
 
-    def __init__(self, config: Config, recorded: Sequence[Recorded]) -> None:
-        self._config, self._agenda = config, Agenda(config)
-        self._recorded = recorded
+    def __init__(
+        self, config: Config, plan: AlternatingUpdates, recording: Recording, recorded: Sequence[Recorded]
+    ) -> None:
+        self._config, self._plan = config, plan
+        self._recording, self._recorded = recording, recorded
 
     def groups(self, batch: int) -> list[list[Task]]:
         first = self._of(batch)[: self._begins_with(batch)]
@@ -174,7 +187,9 @@ class ReplayedSupply:
     async def collect(self, rollouts: Rollouts, first_group: int) -> None:
         """Emit the events of these groups at their times."""
         recorded = self._of(rollouts.batch)
-        settings = self._agenda.slot(rollouts.update).variant.apply(self._config).replay
+        settings = self._recording
+        if self._plan.variant(rollouts.update).without_verifier:
+            settings = dataclasses.replace(settings, verifier_s=0.0)
         shuffle = random.Random(f"{settings.shuffle_seed}/{rollouts.update}") if settings.shuffle_seed else None
         every = timings(recorded, settings, shuffle)
         events: list[Event] = []

@@ -10,10 +10,9 @@ import pytest
 from PIL import Image
 from safetensors.numpy import save_file
 
+from benchmarks.comparison.alternation import FILE, AlternatingUpdates, Alternation, Recording, tensor_file
 from benchmarks.comparison.comparison import compare
 from megathunder.config import Config
-from megathunder.config.replay import ReplayConfig
-from megathunder.coordinator.update_plan import Agenda
 from megathunder.errors import UserError
 from megathunder.metrics.run_folder import RunFolder, start_run
 from megathunder.metrics.sinks import JsonlSink
@@ -34,22 +33,24 @@ def comparison_run(
 ) -> RunFolder:
     """Blocks of two updates; every update of a schedule takes SECONDS; `changes` of its rows. From batch `idle` on
     there is no gradient."""
-    run = dataclasses.replace(
-        Config().run, folder=str(parent), alternate=names, updates=2 * rounds * len(names), overwrite=True
-    )
-    config = dataclasses.replace(Config(), run=run, replay=ReplayConfig(**replay))  # type: ignore[arg-type]
-    folder, agenda = start_run(config), Agenda(config)
+    run = dataclasses.replace(Config().run, folder=str(parent), updates=2 * rounds * len(names), overwrite=True)
+    config = dataclasses.replace(Config(), run=run)
+    recording = Recording(run="recorded", **replay) if replay else None  # type: ignore[arg-type]
+    alternation = Alternation(schedules=names, block=2, recording=recording)
+    folder, plan = start_run(config), AlternatingUpdates(config, alternation)
+    alternation.write(folder.path / FILE)
     sink = JsonlSink(folder.metrics)
     for update in range(run.updates):
-        slot = agenda.slot(update)
-        name = slot.variant.name
+        spec = plan.spec(update)
+        name = spec.name
         wall = SECONDS[name]
         row = made_row(update, schedule=name, step_wall_s=wall, tail_s=wall / 10, **(changes or {}).get(name, {}))
         sink.row(row)
-        folder.tensors_of("gradients", update).parent.mkdir(exist_ok=True)
+        file = tensor_file(folder.path, "gradients", update)
+        file.parent.mkdir(exist_ok=True)
         noise = 1e-7 if name == "thundersync" else 0.0
-        tensor = numpy.array([1.0, 0.5 + noise]) * (slot.batch < idle)
-        save_file({"w": tensor}, folder.tensors_of("gradients", update))
+        tensor = numpy.array([1.0, 0.5 + noise]) * (spec.batch < idle)
+        save_file({"w": tensor}, file)
     return folder
 
 
@@ -97,11 +98,12 @@ def test_a_schedule_that_was_never_measured_is_named(tmp_path: Path) -> None:
 
 
 def test_rounds_alternate_their_order_and_blocks_of_a_round_share_their_batches() -> None:
-    run = dataclasses.replace(Config().run, alternate=("sync", "thundersync"), alternate_block=2, updates=8)
-    slots = [Agenda(dataclasses.replace(Config(), run=run)).slot(update) for update in range(8)]
-    assert "".join(slot.variant.name[0] for slot in slots) == "ssttttss"
-    assert [slot.batch for slot in slots] == [0, 1, 0, 1, 2, 3, 2, 3]
-    assert [slot.first for slot in slots] == [True, False] * 4
+    plan = AlternatingUpdates(Config(), Alternation(schedules=("sync", "thundersync"), block=2))
+    specs = [plan.spec(update) for update in range(8)]
+    assert "".join(spec.name[0] for spec in specs) == "ssttttss"
+    assert [spec.config.schedule for spec in specs] == [spec.name for spec in specs]
+    assert [spec.batch for spec in specs] == [0, 1, 0, 1, 2, 3, 2, 3]
+    assert [spec.first for spec in specs] == [True, False] * 4
 
 
 def test_all_schedules_are_drawn_in_one_figure(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from benchmarks.comparison import job as jobs
+from benchmarks.comparison.alternation import Recording
 from megathunder.config import Config
-from megathunder.config.replay import ReplayConfig
 from megathunder.errors import UserError
 
 TOOL = """
@@ -36,7 +36,7 @@ def test_no_job_outlives_its_tool(number):
     assert not job.is_running() or job.status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.parametrize("words", [("--run.folder", "there"), ("--run.alternate-block=2",), ("--schedule", "sync")])
+@pytest.mark.parametrize("words", [("--run.folder", "there"), ("--run.updates=2",), ("--schedule", "sync")])
 def test_what_the_tool_settles_is_not_settled_twice(words, monkeypatch):
     monkeypatch.setattr(jobs, "_wait_for", lambda _: pytest.fail("the job began"))
     with pytest.raises(UserError, match="settled by this tool") as refused:
@@ -46,8 +46,8 @@ def test_what_the_tool_settles_is_not_settled_twice(words, monkeypatch):
 
 def test_a_number_out_of_its_range_is_refused_before_the_job_begins(monkeypatch):
     monkeypatch.setattr(jobs, "_wait_for", lambda _: pytest.fail("the job began"))
-    with pytest.raises(UserError, match="replay.speed = 0"):
-        jobs.run_job(Config(replay=ReplayConfig(speed=0.0)), ranks=1)
+    with pytest.raises(UserError, match="--speed 0"):
+        Recording(run="", speed=0.0)
     with pytest.raises(UserError, match="learning_rate = nan"):
         jobs.run_job(Config(), ranks=1, settings=("--learner.learning_rate", "nan"))
     with pytest.raises(SystemExit, match="2"):

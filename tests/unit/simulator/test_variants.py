@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from megathunder.config import Config
-from megathunder.config.variant import Variant
 from megathunder.errors import ConfigError
+from megathunder.simulator.variant import Variant
 
 
 def test_a_name_changes_the_schedule_and_the_release_and_nothing_else():

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from benchmarks.comparison.alternation import AlternatingUpdates, Alternation, Recording
+from benchmarks.comparison.replayed_rollouts import ReplayedSupply, Timing, events_of, feed, read_recorded, timings
 from megathunder.config import Config
-from megathunder.config.replay import ReplayConfig
-from megathunder.coordinator.replayed_rollouts import ReplayedSupply, Timing, events_of, feed, read_recorded, timings
 from megathunder.coordinator.rollouts import Rollouts
 from megathunder.errors import UserError
 from megathunder.metrics.run_folder import RunFolder
@@ -67,7 +67,7 @@ def test_tokens_carry_the_version_they_are_replayed_under(tmp_path: Path) -> Non
 
 def test_speed_and_verifier_move_times_and_nothing_else(tmp_path: Path) -> None:
     update = recorded(tmp_path)
-    start_s = timings(update, ReplayConfig(), None)[0][0].start_s
+    start_s = timings(update, Recording(run=""), None)[0][0].start_s
     plain = events_of(update[0][0], TrajectoryId(0, 0, 0), 0, Timing(start_s=start_s))
     fast = events_of(update[0][0], TrajectoryId(0, 0, 0), 0, Timing(start_s=start_s, speed=4.0, verifier_s=3.0))
     for one, other in zip(plain, fast, strict=True):
@@ -77,8 +77,8 @@ def test_speed_and_verifier_move_times_and_nothing_else(tmp_path: Path) -> None:
 
 def test_shuffling_exchanges_completion_times_and_keeps_each_trajectory_in_order(tmp_path: Path) -> None:
     update = recorded(tmp_path)
-    plain = completions(update, timings(update, ReplayConfig(), None))
-    every = timings(update, ReplayConfig(), random.Random("3/0"))
+    plain = completions(update, timings(update, Recording(run=""), None))
+    every = timings(update, Recording(run=""), random.Random("3/0"))
     shuffled = completions(update, every)
     assert sorted(shuffled.values()) == pytest.approx(sorted(plain.values()))
     assert max(abs(shuffled[key] - plain[key]) for key in plain) > 0.05, "the order has changed"
@@ -100,7 +100,7 @@ def test_events_arrive_in_order_and_not_before_their_time(tmp_path: Path) -> Non
 
     async def run() -> list[tuple[float, float]]:
         rollouts = Rollouts(update=0, batch=0, policy_version=0, groups=[[]])
-        every = timings(update, ReplayConfig(speed=4.0), None)
+        every = timings(update, Recording(run="", speed=4.0), None)
         events = [e for b, g in enumerate(update) for i, r in enumerate(g)
                   for e in events_of(r, TrajectoryId(0, b, i), 0, every[b][i])]  # fmt: skip
         due = sorted(e.at_s for e in events)
@@ -118,7 +118,7 @@ def test_every_schedule_accepts_a_replay(tmp_path: Path) -> None:
     for schedule in ("sync", "periodic_async", "thundersync", "one_step_off"):
         config = dataclasses.replace(Config(), schedule=schedule)
         scheduler = UpdateScheduler(config, 5, 5, [len(g) for g in update])
-        every = timings(update, ReplayConfig(), random.Random(schedule))
+        every = timings(update, Recording(run=""), random.Random(schedule))
         events = [e for b, g in enumerate(update) for i, r in enumerate(g)
                   for e in events_of(r, TrajectoryId(5, b, i), 5, every[b][i])]  # fmt: skip
         for event in sorted(events, key=lambda e: e.at_s):
@@ -130,7 +130,8 @@ def test_every_schedule_accepts_a_replay(tmp_path: Path) -> None:
 def test_further_recorded_groups_replace_those_an_update_begins_with(tmp_path: Path) -> None:
     update = recorded(tmp_path)
     run = dataclasses.replace(Config().run, groups_per_update=2)
-    supply = ReplayedSupply(dataclasses.replace(Config(), run=run), [update])
+    config = dataclasses.replace(Config(), run=run)
+    supply = ReplayedSupply(config, AlternatingUpdates(config, Alternation()), Recording(run=""), [update])
     assert [len(group) for group in supply.groups(0)] == [4, 4]
     another = supply.another(0, 2)
     assert another is not None and another[0].id == "task-2"
@@ -156,7 +157,7 @@ def test_what_was_not_recorded_is_named(tmp_path: Path) -> None:
 
 def test_trajectories_of_a_replay_can_be_replayed(tmp_path: Path) -> None:
     update = recorded(tmp_path / "a")
-    every = timings(update, ReplayConfig(), None)
+    every = timings(update, Recording(run=""), None)
     replayed = events_of(update[0][0], TrajectoryId(0, 0, 0), 0, every[0][0])
     again = record_of(replayed, RunFolder(tmp_path / "b"))
     assert again.trajectory is not None and update[0][0].trajectory is not None

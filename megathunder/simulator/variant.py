@@ -1,9 +1,10 @@
-"""A schedule with what it releases, in one word: how a comparison names the things it compares.
+"""A schedule with what it releases, in one word: how predictions and comparisons name what they compare.
 
     thundersync   thundersync/turn_forward   thundersync+content_ready   thundersync/turn_forward+content_ready
-    thundersync+no_verifier      a replay without the verifier's delay that the others have (`replay.verifier_s`)
+    thundersync+no_verifier      a replay without the verifier's delay that the others have
 
-What a name leaves out is as the run's settings say. Called by the checks, the coordinator and tools.
+What a name leaves out is as the run's settings say. Called by predictions and
+comparisons.
 Refuses (ConfigError) a schedule, release or addition that does not exist.
 """
 
@@ -60,6 +61,4 @@ class Variant:
             release=self.release or config.streaming.release,
             content_ready=CONTENT_READY in self.additions or config.streaming.content_ready,
         )
-        delay_s = 0.0 if self.without_verifier else config.replay.verifier_s
-        replay = dataclasses.replace(config.replay, verifier_s=delay_s)
-        return dataclasses.replace(config, schedule=self.schedule, streaming=streaming, replay=replay)
+        return dataclasses.replace(config, schedule=self.schedule, streaming=streaming)
