@@ -64,7 +64,7 @@ def find_resumption(config: Config, checkpoints: Path) -> Resumption | None:
             )
     _refuse_another_shape(folder, found)
     state = read_state(folder)
-    if state.source.digest and not config.replay.run:  # tasks that are read, and not generated
+    if state.source.digest:  # tasks that are read, and not generated
         source = build_source(config.tasks)
         if isinstance(source, ListedSource) and source.differs_from(state.source):
             source.restore(state.source)
