@@ -223,7 +223,11 @@ def _place(part: object) -> str:
 
 
 TASK_SOURCES: Registry[Callable[..., Any]] = Registry("task source", modules=["megathunder.tasks.build_source"])
-REWARDS: Registry[Callable[..., Any]] = Registry("reward", parameters=("completion", "row", "trajectory"))
+REWARDS: Registry[Callable[..., Any]] = Registry(
+    "reward",
+    parameters=("completion", "row", "trajectory"),
+    modules=["megathunder.rewards.builtin_rewards", "megathunder.rewards.code_tests", "megathunder.rewards.judge"],
+)
 ENVIRONMENTS: Registry[Callable[..., Any]] = Registry("environment", parameters=())
 AGENTS: Registry[Callable[..., Any]] = Registry("agent", parameters=("task", "client", "sandbox"))
 OBJECTIVES: Registry[Callable[..., Any]] = Registry("objective")

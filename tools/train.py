@@ -35,6 +35,7 @@ from megathunder.objectives.build_objective import build_objective
 from megathunder.planning.budget import check_memory_fits
 from megathunder.planning.memory import gpu_use, host_limit_bytes
 from megathunder.planning.plan import Plan, make_plan, plan_table
+from megathunder.rollout.agents.check_user_code import check_user_code
 
 
 def main(argv: list[str]) -> int:
@@ -55,6 +56,7 @@ def main(argv: list[str]) -> int:
         config = resolve_models(config)
         if ranks.rank == 0:
             check(config)
+            check_user_code(config)
             build_objective(config)  # refuses a release that cannot be exact
             first_update = resumed_update(config, RunFolder(folder)) if config.run.resume else 0
             check_memory_fits(show_plan(config, ranks.world, ranks.local_world))

@@ -93,6 +93,7 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
                 grade=grade,
                 chat=chat,
                 seed=config.run.seed,
+                reward=config.reward,
                 teacher=teacher,
                 router=router,
             )

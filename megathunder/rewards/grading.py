@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from megathunder.errors import UserError
 from megathunder.rewards.verifiers import repository_reward, terminal_reward
 from megathunder.sandbox.interface import Leases, Sandbox
 from megathunder.tasks import (
@@ -16,6 +17,7 @@ from megathunder.tasks import (
     ExactAnswer,
     ProgramCheck,
     RepositoryTests,
+    RewardFunction,
     Task,
     TaskFile,
     TerminalTests,
@@ -47,6 +49,12 @@ async def grade(task: Task, sandbox: Sandbox, answer: str | None, pool: Leases, 
             return await terminal_reward(check, sandbox, pool, budget_s)
         case ProgramCheck() as check:
             return await run_check(check, sandbox, pool, budget_s)
+        case RewardFunction():
+            raise UserError(
+                f"task {task.id} has no grader of its own",
+                expected="[reward] function, or an environment or an agent that gives a reward",
+                remedy='[reward] function = "rewards.py:score", or a built-in name such as "exact" or "boxed"',
+            )
 
 
 class LeasesOfImage:

@@ -1,7 +1,8 @@
-"""Runs pytest inside a sandbox and reports each test's outcome on a line that the code under test cannot write.
+"""Runs pytest inside a sandbox and reports each test's outcome where the code under test cannot change it.
 
-    /usr/bin/python3 -I run_tests.py JOB        JOB: JSON {secret, packages, root, import_from, files, controls}
-    last line of the output                     "<secret> [["node id", "passed" | "failed"], ...]"
+    /usr/bin/python3 -I run_tests.py JOB        JSON {secret, packages, root, import_from, files, controls, results}
+    the file `results`                          [["node id", "passed" | "failed"], ...]
+    last line of the output                     "<secret> <SHA-256 of that file>": no list of tests is too long for it
 
 Two processes. The judge (this file, started first) has the secret, imports nothing of the agent and cannot be read by
 others; it starts the runner, which never has the secret, and takes one record for each test from a pipe as it ends. The
@@ -16,6 +17,7 @@ Called by sandbox.verify, as a file inside the sandbox; stands on its own.
 """
 
 import ctypes
+import hashlib
 import json
 import os
 import random
@@ -52,7 +54,12 @@ def main(job_file: str) -> None:
     ended = runner.wait() == 0 and failed == {(name, "failed") for name in controls}
     if ended:
         sys.stdout.flush()
-        os.write(1, f"\n{secret} {json.dumps(list(outcomes.items()))}\n".encode())
+        data = json.dumps(list(outcomes.items())).encode()
+        if os.path.lexists(job["results"]):
+            os.unlink(job["results"])
+        with open(job["results"], "xb") as file:
+            file.write(data)
+        os.write(1, f"\n{secret} {hashlib.sha256(data).hexdigest()}\n".encode())
     os._exit(0 if ended else 1)
 
 

@@ -10,6 +10,7 @@ Called by sandbox.grading. Raises InfrastructureFailure, also for a verifier tha
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import secrets
@@ -27,6 +28,8 @@ from megathunder.tasks.protected_paths import decides_tests, is_protected
 GRADING_FOLDER = "/tmp/grading"
 REWARD_FOLDER = "/logs/verifier"
 MAX_REWARD_BYTES = 65536
+RESULTS = f"{GRADING_FOLDER}/results.json"
+MAX_RESULTS_BYTES = 16 << 20  # a hundred thousand tests
 CONTROLS = 3  # tests that must fail, in each run
 SAFE = "PYTHONSAFEPATH=1 PYTHONNOUSERSITE=1"
 
@@ -131,15 +134,17 @@ async def run_pytest(clean: Sandbox, *, root: str, test_files: list[str], budget
         "root": root,
         "import_from": [root, f"{root}/src"],
         "files": test_files,
+        "results": RESULTS,
         "controls": [secrets.token_hex(8) for _ in range(CONTROLS)],
     }
     await clean.upload([runner(), TaskFile(path=f"{GRADING_FOLDER}/job.json", content=json.dumps(job), mode=0o600)])
     command = f"cd {GRADING_FOLDER} && exec /usr/bin/python3 -I -B run_tests.py job.json"
     result: ExecResult = await clean.exec(command, budget_s)
     lines = [line for line in result.output.splitlines() if line.startswith(f"{secret} ")]
-    if result.fault or not lines:
+    data = None if result.fault or not lines else await clean.download(RESULTS, MAX_RESULTS_BYTES)
+    if data is None or hashlib.sha256(data).hexdigest() != lines[-1].partition(" ")[2]:
         return {}
-    return dict(json.loads(lines[-1].partition(" ")[2]))
+    return dict(json.loads(data))
 
 
 def renamed(file: TaskFile, path: str, content: str | None = None) -> TaskFile:

@@ -25,6 +25,7 @@ class Episode:
     def __init__(self, recorder: TrajectoryRecorder) -> None:
         self._recorder = recorder
         self.answer: str | None = None
+        self.reward: float | None = None  # the task's grader decides
 
     async def run(self) -> Trajectory:
         """All tokens of the trajectory."""

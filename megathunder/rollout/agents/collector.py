@@ -12,18 +12,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from megathunder import tracing
+from megathunder.config.reward import RewardConfig
 from megathunder.config.rollout import RolloutConfig
 from megathunder.config.sandbox import SandboxConfig
-from megathunder.errors import InfrastructureFailure
+from megathunder.errors import InfrastructureFailure, MegathunderError
+from megathunder.rewards.scorer import RewardScorer
 from megathunder.rollout.agents.builtin_agent import Episode
 from megathunder.rollout.agents.end_tokens import end_token_ids
 from megathunder.rollout.agents.recorder import EpisodeSettings, TrajectoryRecorder
-from megathunder.rollout.agents.workspace import Sandbox, Sandboxes, Workspace
+from megathunder.rollout.agents.task_grader import Grade, TaskGrader, finished_episode
+from megathunder.rollout.agents.workspace import Sandboxes, Workspace
 from megathunder.rollout.endpoint import AgentEndpoint, HarnessEpisode
 from megathunder.rollout.routing import RequestRouter
 from megathunder.rollout.servers.client import EngineClient
@@ -43,13 +45,12 @@ from megathunder.types import (
 )
 
 Emit = Callable[[Event], None]
-Grade = Callable[[Task, Sandbox, str | None, Sandboxes, float], Awaitable[float]]
 log = logging.getLogger(__name__)
-GRADING_GRACE_S = 30.0  # beyond the grader's own budget: leases and copies
 
 
 class Collector:
-    """`async with Collector(...) as collector:`. `grade` is sandbox.grade; a `teacher` scores turns."""
+    """`async with Collector(...) as collector:`. `grade` is rewards.grading.grade, `reward` the section [reward]; a
+    `teacher` scores turns."""
 
     def __init__(
         self,
@@ -63,20 +64,25 @@ class Collector:
         seed: int,
         teacher: ServerPool | None = None,
         router: RequestRouter | None = None,
+        reward: RewardConfig | None = None,
     ) -> None:
         self._config, self._sandbox = config, sandbox
-        self._sandboxes, self._grade, self._chat, self._seed = sandboxes, grade, chat, seed
+        self._sandboxes, self._chat, self._seed = sandboxes, chat, seed
         self._client = EngineClient(timeout_s=config.request_timeout_s, api_key=config.api_key)
         self._end_token_ids = end_token_ids(servers.model, chat.end_token_id)
         self._engine = Engine(servers, self._client, config, router)
         self._places = asyncio.Semaphore(config.max_concurrent)  # of all batches that run at once
-        self._graders, self._told_slow = asyncio.Semaphore(sandbox.graders), False
+        self._grader = TaskGrader(grade, sandbox, sandboxes)
+        self._rewards = RewardScorer(
+            reward or RewardConfig(), retries=config.max_retries, budget_s=sandbox.grading_budget_s
+        )
         self._teacher = Engine(teacher, self._client, config) if teacher else None
         self._endpoint = AgentEndpoint()
         self._open = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Collector:
         await self._open.enter_async_context(self._client)
+        await self._open.enter_async_context(self._rewards)
         if self._config.agent == "command":
             await self._open.enter_async_context(self._endpoint)
         return self
@@ -146,6 +152,11 @@ class Collector:
                     await self._sample_and_grade(task, report, settings, workspace, scorer)
             except InfrastructureFailure as failure:
                 report.lost(str(failure))
+            except MegathunderError:
+                raise
+            except Exception as error:  # of a grader, a tokenizer or a template: it costs this trajectory alone
+                log.exception("task %s: trajectory %s is lost", task.id, report.id)
+                report.lost(f"{type(error).__name__}: {error}")
             except asyncio.CancelledError:
                 if scorer is not None:
                     scorer.cancel()
@@ -180,45 +191,16 @@ class Collector:
         report.emit(TrajectoryCompleted(trajectory=trajectory, at_s=time.monotonic()))
         started_s = time.monotonic()
         with tracing.span(report.lane, "verifier"):
-            reward = await self._reward(task, workspace, episode.answer)
+            score = await self._rewards.score(
+                task,
+                lambda: finished_episode(task, trajectory, self._chat, episode.answer, episode.reward),
+                self._sandboxes,
+                lambda: self._grader.reward(task, workspace, episode.answer),
+                episode.reward,
+            )
         now = time.monotonic()
-        report.emit(Rewarded(id=report.id, reward=reward, verifier_s=now - started_s, at_s=now))
-
-    async def _reward(self, task: Task, workspace: Workspace, answer: str | None) -> float:
-        """0 without an answer where the task asks for one; a grader that the machinery fails is asked again in a
-        replayed sandbox."""
-        if answer is None and not task.judges_what_is_left:
-            return 0.0
-        budget_s = self._sandbox.grading_budget_s
-        while True:
-            try:
-                async with self._graders, asyncio.timeout(budget_s + GRADING_GRACE_S):
-                    started_s = time.monotonic()
-                    given = await self._grade(task, await workspace.ready(), answer, self._sandboxes, budget_s)
-                    self._say_if_slow(task, time.monotonic() - started_s)
-                return finite(task, given)
-            except InfrastructureFailure as failure:
-                await workspace.fail(failure)
-            except TimeoutError:
-                await workspace.fail(InfrastructureFailure(f"grading exceeded {budget_s + GRADING_GRACE_S:.0f} s"))
-
-    def _say_if_slow(self, task: Task, took_s: float) -> None:
-        """Once: what does not end scores 0, and so does a test suite that the limit is too short for."""
-        if took_s < self._sandbox.grading_budget_s or self._told_slow:
-            return
-        self._told_slow = True
-        log.warning(
-            "the grader of task %s took %.0f s: what still runs after sandbox.grading_budget_s = %g earns 0. If its "
-            "tests need longer, raise that or lower sandbox.max_grading (%d at once). Said once.",
-            *(task.id, took_s, self._sandbox.grading_budget_s, self._sandbox.graders),
-        )
-
-
-def finite(task: Task, reward: object) -> float:
-    """`reward`, if it is a finite number; anything else is a fault of the grader."""
-    if not isinstance(reward, int | float) or not math.isfinite(reward):
-        raise InfrastructureFailure(f"the grader of task {task.id} gave {reward!r}, not a finite number")
-    return float(reward)
+        rewarded = Rewarded(id=report.id, reward=score.reward, parts=score.parts, verifier_s=now - started_s, at_s=now)
+        report.emit(rewarded)
 
 
 class Report:

@@ -42,6 +42,7 @@ class HarnessEpisode:
         self._recorder, self._endpoint, self._command = recorder, endpoint, command
         self._session = Session(recorder, MODEL)
         self.answer: str | None = None
+        self.reward: float | None = None
 
     async def run(self) -> Trajectory:
         """All tokens of the trajectory."""

@@ -201,7 +201,7 @@ def test_the_time_of_the_grader_is_measured(tmp_path):
 
 
 def test_graders_take_turns_and_waiting_for_one_is_outside_their_limit(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("megathunder.rollout.agents.collector.GRADING_GRACE_S", 0.2)
+    monkeypatch.setattr("megathunder.rollout.agents.task_grader.GRADING_GRACE_S", 0.2)
     running, most = 0, 0
 
     async def grade(task, sandbox, text, pool, budget_s):
