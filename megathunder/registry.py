@@ -235,6 +235,6 @@ ADVANTAGES: Registry[Callable[..., Any]] = Registry("advantage", parameters=("re
 SCHEDULES: Registry[Any] = Registry("schedule")
 TRANSPORTS: Registry[Callable[..., Any]] = Registry("transport")
 ROUTING_POLICIES: Registry[Callable[..., Any]] = Registry("routing policy")
-MODEL_FAMILIES: Registry[Callable[..., Any]] = Registry("model family")
+MODEL_FAMILIES: Registry[Any] = Registry("model family", modules=("megathunder.learner.model.families",))
 SANDBOX_BACKENDS: Registry[Callable[..., Any]] = Registry("sandbox backend")
 SINKS: Registry[Callable[..., Any]] = Registry("sink")

@@ -143,8 +143,8 @@ def compared(models: dict[str, str], layouts: list[str], dtype: str, lora_rank: 
     from megatron.core import parallel_state
 
     from benchmarks.parity.parity_checks import compare
+    from megathunder.config.model_shape import read_config_json
     from megathunder.learner.model.build_model import build_model
-    from megathunder.learner.model.families import read_config
     from megathunder.learner.parallel import initialize
 
     results: dict[str, Any] = {name: {} for name in models}
@@ -153,7 +153,7 @@ def compared(models: dict[str, str], layouts: list[str], dtype: str, lora_rank: 
         config = LearnerConfig(device="cpu", dtype=dtype, lora_rank=lora_rank, **settings)
         layout = initialize(config)
         for name, folder in models.items():
-            has_experts = "moe_intermediate_size" in read_config(Path(folder))
+            has_experts = "moe_intermediate_size" in read_config_json(folder, "learner.model")
             if not has_experts and config.expert_parallel > 1:
                 continue
             if has_experts and config.tensor_parallel > 1 and not config.sequence_parallel:

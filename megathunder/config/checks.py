@@ -17,6 +17,8 @@ from megathunder.config import (
     sandbox_checks,
     speculation_checks,
 )
+from megathunder.config.compatibility import check_compatibility
+from megathunder.config.layout_checks import check_layout
 from megathunder.config.pass_through import check_passed_names
 from megathunder.config.ranges import check_ranges
 from megathunder.config.root import Config
@@ -25,9 +27,8 @@ SETTINGS_CHECKS = (
     check_ranges,
     cross_checks.check_group_size,
     cross_checks.check_group_control,
-    cross_checks.check_salt,
-    cross_checks.check_ratio_correction,
-    cross_checks.check_release_point,
+    cross_checks.check_ratio_limits,
+    check_compatibility,
     cross_checks.check_penalties,
     cross_checks.check_task_kinds,
     cross_checks.check_batch_size,
@@ -94,7 +95,7 @@ def check(config: Config, *, ranks: int = 0, samples: bool = True) -> None:
             validate(config)
     started = ranks or int(os.environ.get("WORLD_SIZE", "1"))
     machine_checks.check_rank_count(config, started)
-    model_checks.check_parallel_layout(config, started)
+    check_layout(config, started)
     cross_checks.check_salt_batch_scope(config, started)
 
 
@@ -102,7 +103,7 @@ def check_plan(config: Config, *, ranks: int) -> None:
     """The same for a run of `ranks` learner processes that is only planned: the settings among themselves."""
     for validate in SETTINGS_CHECKS:
         validate(config)
-    model_checks.check_parallel_layout(config, ranks)
+    check_layout(config, ranks)
     cross_checks.check_salt_batch_scope(config, ranks)
 
 

@@ -45,30 +45,6 @@ def check_group_control(config: Config) -> None:
         )
 
 
-def check_salt(config: Config) -> None:
-    """SALT needs each trajectory's whole gradient, with nothing owed to others, in one rank's accumulator."""
-    salt, grpo, learner = config.salt, config.grpo, config.learner
-    split = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel", "accumulator_shards")
-    for seen, wrong in (
-        (f"objective = {config.objective!r}", config.objective != "grpo"),
-        (f"grpo.clip_low/clip_high = {grpo.clip_low}/{grpo.clip_high}", grpo.clip_low or grpo.clip_high),
-        ("learner.shared_prompt = 'group'", learner.shared_prompt == "group"),
-        *((f"learner.{name} = {getattr(learner, name)}", getattr(learner, name) > 1) for name in split),
-    ):
-        if salt.active and wrong:
-            raise ConfigError(
-                f"salt.amplification = {salt.amplification}, measure = {str(salt.measure).lower()} with {seen}",
-                expected="GRPO without clipping, on learner ranks that each hold a trajectory's whole gradient",
-                remedy=f"set salt.amplification = 0 and measure = false, or change {seen.split(' = ')[0]}",
-            )
-    if salt.active and salt.scope == "batch" and config.streaming.max_open_groups < config.prompts_at_most:
-        raise ConfigError(
-            f"salt.scope = 'batch' with streaming.max_open_groups = {config.streaming.max_open_groups}",
-            expected=f"room for all {config.prompts_at_most} groups of an update until it ends",
-            remedy=f"set streaming.max_open_groups = {config.prompts_at_most}, or salt.scope = 'group'",
-        )
-
-
 def check_salt_batch_scope(config: Config, ranks: int) -> None:
     """Cells see each other's gradients at the barrier alone, and there only what is small."""
     salt = config.salt
@@ -80,14 +56,8 @@ def check_salt_batch_scope(config: Config, ranks: int) -> None:
         )
 
 
-def check_ratio_correction(config: Config) -> None:
+def check_ratio_limits(config: Config) -> None:
     grpo = config.grpo
-    if config.objective == "grpo" and (grpo.clip_low or grpo.clip_high) and grpo.importance_cap:
-        raise ConfigError(
-            f"grpo.clip_low/clip_high = {grpo.clip_low}/{grpo.clip_high} with importance_cap = {grpo.importance_cap}",
-            expected="one correction of the ratio, clipped or truncated",
-            remedy="set grpo.importance_cap = 0, or both clips to 0",
-        )
     if grpo.clip_low >= 1:
         raise ConfigError(
             f"grpo.clip_low = {grpo.clip_low}",
@@ -99,28 +69,6 @@ def check_ratio_correction(config: Config) -> None:
             f"grpo.importance_cap = {grpo.importance_cap}",
             expected="0 (weight 1) or at least 1: a lower cap shrinks tokens on which engine and learner agree",
             remedy="set it to 2.0",
-        )
-
-
-def check_release_point(config: Config) -> None:
-    release, content_ready = config.streaming.release, config.streaming.content_ready
-    if config.objective == "grpo" and release == "turn":
-        raise ConfigError(
-            "streaming.release = 'turn' with objective = 'grpo'",
-            expected="'trajectory' or 'turn_forward': no turn has a coefficient before the trajectory has a reward",
-            remedy="set streaming.release = 'turn_forward' to work on turns as they arrive",
-        )
-    if config.objective == "opd" and content_ready:
-        raise ConfigError(
-            "streaming.content_ready = true with objective = 'opd'",
-            expected="false: distillation waits for no reward, so there is nothing to start ahead of",
-            remedy="set streaming.content_ready = false",
-        )
-    if config.schedule == "one_step_off" and (release != "trajectory" or content_ready):
-        raise ConfigError(
-            f"schedule = 'one_step_off' with streaming.release = {release!r}, content_ready = {content_ready}",
-            expected="release = 'trajectory', content_ready = false: activations kept from before the step are stale",
-            remedy="set streaming.release = 'trajectory' and content_ready = false, or schedule = 'thundersync'",
         )
 
 
@@ -138,32 +86,12 @@ def check_penalties(config: Config) -> None:
             expected="a buffer shorter than the trajectory",
             remedy=f"set grpo.overlong_buffer_tokens = {rollout.max_tokens // 4}",
         )
-    if grpo.kl_coefficient and not grpo.kl_in_reward:
-        _check_kl_term(config)
     if grpo.kl_in_reward and not grpo.kl_coefficient:
         raise ConfigError(
             "grpo.kl_in_reward = true with grpo.kl_coefficient = 0",
             expected="a positive weight of the KL term",
             remedy="set grpo.kl_in_reward = false",
         )
-
-
-def _check_kl_term(config: Config) -> None:
-    """The KL term is added with a trajectory's backward pass and cannot be taken back."""
-    grpo, streaming = config.grpo, config.streaming
-    for seen, wrong in (
-        ("grpo.dynamic_sampling = true", grpo.dynamic_sampling),
-        ("streaming.content_ready = true", streaming.content_ready),
-        ("streaming.on_lost = 'drop_group'", streaming.on_lost == "drop_group"),
-        (f"streaming.release = {streaming.release!r}", streaming.release != "trajectory"),
-        ("learner.shared_prompt = 'group'", config.learner.shared_prompt == "group"),
-    ):
-        if wrong:
-            raise ConfigError(
-                f"grpo.kl_coefficient = {grpo.kl_coefficient} with {seen}",
-                expected="whole trajectories that stay in the batch: a divergence is added with the backward pass",
-                remedy=f"set grpo.kl_coefficient = 0, or change {seen.split(' = ')[0]}",
-            )
 
 
 def check_task_kinds(config: Config) -> None:

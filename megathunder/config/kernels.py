@@ -32,7 +32,15 @@ def choose_layers(learner: LearnerConfig, *, cuda: bool) -> str:
             remedy=f"{INSTALL}; or set learner.layers = 'auto'",
         )
     wanted = learner.layers == ENGINE or quantised
-    return ENGINE if wanted or (learner.layers == "auto" and cuda and find_spec(ENGINE) is not None) else "local"
+    if wanted or (learner.layers == "auto" and cuda and find_spec(ENGINE) is not None):
+        return ENGINE
+    if learner.grouped_experts:
+        raise ConfigError(
+            "learner.megatron.moe_grouped_gemm = true with Megatron-Core's own layers",
+            expected="Transformer Engine's: the experts of Megatron-Core's own grouped layer are one parameter",
+            remedy="set learner.layers = 'transformer_engine', or remove moe_grouped_gemm",
+        )
+    return "local"
 
 
 def choose_optimizer(learner: LearnerConfig, *, cuda: bool) -> str:

@@ -93,10 +93,29 @@ class LearnerConfig:
     """Further TransformerConfig, OptimizerConfig or DDP fields by name, as strings."""
 
     @property
+    def expert_tensor(self) -> int:
+        """Tensor parallelism of expert layers."""
+        return self.expert_tensor_parallel or self.tensor_parallel
+
+    @property
     def ranks_of_a_cell(self) -> int:
         """Ranks coupled by collectives of a forward pass, or by accumulators that they share. A stage's ranks are
         shared out in runs of tensor x context, of expert tensor x expert, and of tensor x shards; all of these begin
         anew together at common multiples only."""
-        expert_tensor = self.expert_tensor_parallel or self.tensor_parallel
-        dense, expert = self.tensor_parallel * self.context_parallel, expert_tensor * self.expert_parallel
+        dense, expert = self.tensor_parallel * self.context_parallel, self.expert_tensor * self.expert_parallel
         return self.pipeline_parallel * math.lcm(dense, expert, self.tensor_parallel * self.accumulator_shards)
+
+    @property
+    def replicas_per_cell(self) -> int:
+        """Data-parallel replicas inside one cell."""
+        return self.ranks_of_a_cell // (self.tensor_parallel * self.pipeline_parallel * self.context_parallel)
+
+    @property
+    def experts_couple_replicas(self) -> bool:
+        """Experts are spread over replicas: all replicas of a cell must run the same number of passes."""
+        return self.tensor_parallel * self.context_parallel % (self.expert_parallel * self.expert_tensor) != 0
+
+    @property
+    def grouped_experts(self) -> bool:
+        """The experts of a layer are computed as one grouped product."""
+        return self.megatron.get("moe_grouped_gemm", "false").lower() in ("true", "1")

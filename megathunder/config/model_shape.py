@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from megathunder.errors import ConfigError
 
@@ -94,7 +95,22 @@ MADE_BY = {
 """Folders of models that no clone holds."""
 
 
-def read_config_json(folder: str | Path, setting: str) -> dict[str, object]:
+class ConfigJson(dict[str, Any]):
+    """A parsed config.json; `[key]` raises ConfigError for a key that it does not have."""
+
+    def __init__(self, content: dict[str, Any], file: Path) -> None:
+        super().__init__(content)
+        self.file = file
+
+    def __missing__(self, key: str) -> Any:
+        raise ConfigError(
+            f"{self.file} has no {key}",
+            expected=f"{key}, as every published model of its architecture has",
+            remedy="download config.json again",
+        )
+
+
+def read_config_json(folder: str | Path, setting: str) -> ConfigJson:
     """`config.json` of the model folder that `setting` names. Raises ConfigError for a missing or broken one."""
     path = Path(folder)
     file = path / "config.json"
@@ -107,11 +123,11 @@ def read_config_json(folder: str | Path, setting: str) -> dict[str, object]:
         raise ConfigError(f"{setting} = {str(folder)!r} has no config.json", expected="a model folder", remedy=remedy)
     try:
         parsed = json.loads(file.read_text())
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: {error}", expected="valid JSON", remedy="download the folder again") from None
     if not isinstance(parsed, dict):
         raise ConfigError(f"{file} holds no object", expected="a JSON object", remedy="download the folder again")
-    return parsed
+    return ConfigJson(parsed, file)
 
 
 def read_model_shape(folder: str | Path, setting: str = "learner.model") -> ModelShape:

@@ -20,6 +20,7 @@ import numpy
 import torch
 import torch.distributed as dist
 
+from megathunder.config.layout_checks import check_ranks
 from megathunder.config.learner import LearnerConfig
 from megathunder.errors import ConfigError
 from megathunder.learner import cpu
@@ -92,7 +93,7 @@ def initialize(config: LearnerConfig, *, seed: int = 0) -> Layout:
     """
     device = choose_device(config)
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    check_layout(config, world)
+    check_ranks(config, world)
     if device.type == "cpu":
         cpu.install()
         _pin(config.cpu_cores)
@@ -150,59 +151,6 @@ def choose_device(config: LearnerConfig) -> torch.device:
     raise ConfigError(
         f"learner.device is {config.device!r}", expected="auto, cpu or cuda", remedy="name one of the three"
     )
-
-
-def check_layout(config: LearnerConfig, world: int) -> None:
-    """Refuse what cannot run on `world` ranks, or would run and be wrong."""
-    tensor, pipeline, context = config.tensor_parallel, config.pipeline_parallel, config.context_parallel
-    expert_tensor = config.expert_tensor_parallel or tensor
-    _must_divide("tensor x pipeline x context parallel", tensor * pipeline * context, world)
-    _must_divide("expert x expert-tensor x pipeline parallel", config.expert_parallel * expert_tensor * pipeline, world)
-    if config.accumulator_shards > 1:
-        _must_divide(
-            "tensor x pipeline parallel x accumulator shards", tensor * pipeline * config.accumulator_shards, world
-        )
-    if config.sequence_parallel and tensor == 1:
-        raise ConfigError(
-            "learner.sequence_parallel is on with tensor_parallel 1",
-            expected="tensor_parallel of 2 or more: the sequence is split over the tensor-parallel ranks",
-            remedy="raise learner.tensor_parallel or turn sequence_parallel off",
-        )
-    if config.expert_parallel > 1 and tensor > 1 and not config.sequence_parallel:
-        raise ConfigError(
-            f"expert_parallel {config.expert_parallel} with tensor_parallel {tensor} and no sequence parallelism",
-            expected="sequence_parallel = true: Megatron-Core trains experts under tensor parallelism only so",
-            remedy="set learner.sequence_parallel=true",
-        )
-    if config.virtual_pipeline > 1:
-        _check_virtual_pipeline(config)
-
-
-def _must_divide(what: str, size: int, world: int) -> None:
-    if size < 1 or world % size:
-        raise ConfigError(
-            f"{what} is {size} and the job has {world} ranks",
-            expected=f"a number of ranks that {size} divides",
-            remedy=f"start torchrun with --nproc-per-node {max(size, 1)} (or a multiple), or lower the parallel sizes",
-        )
-
-
-def _check_virtual_pipeline(config: LearnerConfig) -> None:
-    if config.pipeline_parallel == 1:
-        raise ConfigError(
-            f"learner.virtual_pipeline is {config.virtual_pipeline} with pipeline_parallel 1",
-            expected="pipeline_parallel of 2 or more",
-            remedy="set learner.virtual_pipeline=1 or raise learner.pipeline_parallel",
-        )
-    overlap = config.megatron.get("overlap_p2p_comm", "true").lower()
-    batch = config.megatron.get("batch_p2p_comm", "false").lower()
-    if overlap != "true" or batch != "false":
-        raise ConfigError(
-            f"virtual pipeline with overlap_p2p_comm={overlap}, batch_p2p_comm={batch}",
-            expected="overlap_p2p_comm=true and batch_p2p_comm=false: otherwise stages exchange the wrong activations "
-            "and no error is raised",
-            remedy="remove both from [learner.megatron]",
-        )
 
 
 def _pin(cores: tuple[int, ...]) -> None:

@@ -1,14 +1,13 @@
-"""From the configuration to an objective; every combination that cannot be exact is refused here, before a run starts.
+"""From the configuration to an objective.
 
-Called by launch and by the scheduler. Refuses (ConfigError): groups of one, normalisations that are not affine,
-release modes and content-ready release that an objective does not have, sequence_mean with turns released early, and
-dropping the group of a lost trajectory whose turns are already in the sum.
+Called by launch and by the scheduler. Raises ConfigError for a combination that cannot be exact
+(`config/compatibility.py`), for groups of one, and for normalisations that are not affine.
 """
 
 from __future__ import annotations
 
+from megathunder.config.compatibility import check_objective
 from megathunder.config.root import Config
-from megathunder.errors import ConfigError
 from megathunder.objectives.advantage import check_normalisation
 from megathunder.objectives.base import Need
 from megathunder.objectives.grpo import Grpo
@@ -17,6 +16,7 @@ from megathunder.objectives.opd import Opd
 
 def build_objective(config: Config) -> Grpo | Opd:
     """The objective of a run; ConfigError as in the module docstring."""
+    check_objective(config)
     if config.objective == "grpo":
         return _grpo(config)
     return _opd(config)
@@ -24,12 +24,6 @@ def build_objective(config: Config) -> Grpo | Opd:
 
 def _grpo(config: Config) -> Grpo:
     check_normalisation(config.grpo.advantage, config.group_sizes[0])
-    if config.streaming.release == "turn":
-        raise ConfigError(
-            "streaming.release = 'turn' with objective = 'grpo'",
-            expected="'trajectory' or 'turn_forward': a turn's weight needs the reward of the whole trajectory",
-            remedy="use release = 'turn_forward' to run the forward passes of finished turns early",
-        )
     exact = config.learner.accumulator == "exact"
     return Grpo(
         config=config.grpo,
@@ -43,23 +37,4 @@ def _grpo(config: Config) -> Grpo:
 
 
 def _opd(config: Config) -> Opd:
-    streaming = config.streaming
-    if streaming.content_ready:
-        raise ConfigError(
-            "streaming.content_ready with objective = 'opd'",
-            expected="content_ready = false: distillation has no reward to wait for",
-            remedy="remove content_ready, or use objective = 'grpo'",
-        )
-    if config.loss.normalisation == "sequence_mean" and streaming.release == "turn":
-        raise ConfigError(
-            "loss.normalisation = 'sequence_mean' with streaming.release = 'turn'",
-            expected="a weight that is known when a turn is released; 1/length needs the whole trajectory",
-            remedy="use token_mean, or release = 'turn_forward' or 'trajectory'",
-        )
-    if streaming.on_lost == "drop_group":
-        raise ConfigError(
-            "streaming.on_lost = 'drop_group' with objective = 'opd'",
-            expected="'shrink' or 'fail': attempts are independent and scored turns stay in the sum",
-            remedy="use on_lost = 'shrink'",
-        )
     return Opd(loss=config.loss)

@@ -20,13 +20,14 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from megathunder.config.kernels import choose_layers
+from megathunder.config.layout_checks import check_model_split
 from megathunder.config.learner import LearnerConfig
-from megathunder.errors import ConfigError
+from megathunder.config.model_families import family_of
+from megathunder.config.model_shape import read_config_json, read_model_shape
 from megathunder.learner.model.adapter_files import load_adapter
 from megathunder.learner.model.attention import PackedRotary
 from megathunder.learner.model.bundle import DTYPES, ModelBundle
-from megathunder.learner.model.context_parallel import check_heads, spread
-from megathunder.learner.model.families import family_of, read_config
+from megathunder.learner.model.context_parallel import spread
 from megathunder.learner.model.families.rotary import inverse_frequencies
 from megathunder.learner.model.families.rules import Family
 from megathunder.learner.model.layers import check_layers, layer_specs
@@ -45,12 +46,12 @@ def build_model(
     Raises ConfigError for an unknown architecture, a folder without weights or a model the layout cannot split.
     """
     folder = Path(folder or config.model)
-    hf = read_config(folder)
+    hf = read_config_json(folder, "learner.model")
     family = family_of(hf)
     layers = choose_layers(config, cuda=layout.device.type == "cuda")
-    check_layers(config, layers)
+    check_layers(layers)
+    check_model_split(config, read_model_shape(folder))
     transformer_config = transformer_config_of(hf, family, config)
-    _check_divides(transformer_config, layout)
     vocab = hf["vocab_size"]
     padded = -(-vocab // layout.tensor) * layout.tensor
     frequencies = inverse_frequencies(hf)
@@ -175,34 +176,3 @@ def _hide_padding(bundle: ModelBundle) -> None:
     for stage in bundle.stages:
         if stage.post_process:
             stage.output_layer.register_forward_hook(hide)
-
-
-def _check_divides(config: TransformerConfig, layout: Layout) -> None:
-    splits = [
-        ("attention heads", config.num_attention_heads, "tensor_parallel", layout.tensor),
-        ("key/value heads", config.num_query_groups, "tensor_parallel", layout.tensor),
-        ("MLP width", config.ffn_hidden_size, "tensor_parallel", layout.tensor),
-        ("layers", config.num_layers, "pipeline_parallel x virtual", layout.pipeline * layout.virtual_pipeline),
-        ("experts", config.num_moe_experts or 0, "expert_parallel", layout.expert),
-    ]
-    uneven = config.num_layers_in_first_pipeline_stage or config.num_layers_in_last_pipeline_stage
-    for what, count, setting, size in splits:
-        if count % size and not (what == "layers" and uneven):
-            raise ConfigError(
-                f"{count} {what} over {setting} {size}",
-                expected=f"a size that divides {count}",
-                remedy=f"lower learner.{setting.split()[0]}",
-            )
-    check_heads(config)
-    if layout.expert > 1 and not config.num_moe_experts:
-        raise ConfigError(
-            f"learner.expert_parallel is {layout.expert} and the model has no experts",
-            expected="a mixture-of-experts model",
-            remedy="set learner.expert_parallel=1",
-        )
-    if config.num_moe_experts and layout.tensor > 1 and not config.sequence_parallel:
-        raise ConfigError(
-            f"a mixture of experts with tensor_parallel {layout.tensor} and no sequence parallelism",
-            expected="sequence_parallel = true: Megatron-Core trains experts under tensor parallelism only so",
-            remedy="set learner.sequence_parallel=true",
-        )

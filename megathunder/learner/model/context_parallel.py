@@ -24,7 +24,6 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
-from megathunder.errors import ConfigError
 from megathunder.learner.model.attention import PackedAttention
 
 
@@ -57,17 +56,6 @@ def spread(stage: GPTModel, config: TransformerConfig) -> None:
     if stage.post_process:
         stage.decoder.register_forward_hook(lambda module, inputs, hidden: _Gather.apply(hidden, group))
         stage.output_layer.register_forward_hook(lambda module, inputs, out: (_Share.apply(out[0], size), out[1]))
-
-
-def check_heads(config: TransformerConfig) -> None:
-    """Raise ConfigError where a rank has fewer heads than there are context ranks to exchange them with."""
-    groups, size = config.num_query_groups // config.tensor_model_parallel_size, config.context_parallel_size
-    if groups % size:
-        raise ConfigError(
-            f"context_parallel {size} with {groups} key/value heads a tensor-parallel rank",
-            expected=f"a context_parallel that divides {groups}: context ranks exchange tokens for heads",
-            remedy="lower learner.context_parallel or learner.tensor_parallel",
-        )
 
 
 def _exchange(parts: Tensor, group: dist.ProcessGroup) -> Tensor:

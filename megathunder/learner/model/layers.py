@@ -18,7 +18,6 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 
 from megathunder.config.kernels import ENGINE, INSTALL
-from megathunder.config.learner import LearnerConfig
 from megathunder.errors import ConfigError
 from megathunder.learner.model.attention import PackedAttention
 from megathunder.learner.model.context_parallel import ContextAttention
@@ -55,26 +54,13 @@ def layer_specs(
     return spec
 
 
-def check_layers(config: LearnerConfig, layers: str) -> None:
-    """Refuse Transformer Engine where Megatron-Core could not import it, and adapters on its grouped experts."""
+def check_layers(layers: str) -> None:
+    """Refuse Transformer Engine where Megatron-Core could not import it."""
     if layers == ENGINE and not HAVE_TE:
         raise ConfigError(
             "Transformer Engine is installed and Megatron-Core cannot import it",
             expected="a build for this machine's CUDA and torch; importing transformer_engine.pytorch says why",
             remedy=f"{INSTALL}; or set learner.layers = 'local'",
-        )
-    grouped = config.megatron.get("moe_grouped_gemm", "false").lower() in ("true", "1")
-    if grouped and layers != ENGINE:
-        raise ConfigError(
-            "learner.megatron.moe_grouped_gemm = true with Megatron-Core's own layers",
-            expected="Transformer Engine's: the experts of Megatron-Core's own grouped layer are one parameter",
-            remedy="set learner.layers = 'transformer_engine', or remove moe_grouped_gemm",
-        )
-    if grouped and config.lora_rank:
-        raise ConfigError(
-            "low-rank adapters with learner.megatron.moe_grouped_gemm = true",
-            expected="experts one by one: an adapter sits on a layer of its own",
-            remedy="remove moe_grouped_gemm from [learner.megatron]",
         )
 
 

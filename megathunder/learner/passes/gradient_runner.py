@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from megathunder.config.compatibility import check_learner_release
 from megathunder.config.root import Config
 from megathunder.config.streaming import ReleaseName
 from megathunder.errors import ConfigError
@@ -38,7 +39,7 @@ class Release:
     def __init__(
         self, config: Config, layout: Layout, runner: Runner, store: AccumulatorStore, others: OtherPolicies
     ) -> None:
-        check_release(config, layout)
+        check_learner_release(config)
         self._others = others
         self._adds_divergence = runner.token_loss.kl_coefficient > 0
         self._config, self._release = config, config.streaming.release
@@ -103,7 +104,7 @@ class Release:
     def _change(self, release: ReleaseName) -> None:
         """The next update of a comparison is of another release; nothing of the last one is held any more."""
         streaming = replace(self._config.streaming, release=release)
-        check_release(replace(self._config, streaming=streaming), self._layout)
+        check_learner_release(replace(self._config, streaming=streaming))
         self._release, self._turns = release, self._turns_of(release)
 
     def _turns_of(self, release: ReleaseName) -> EagerTurns | ForwardTurns | None:
@@ -195,32 +196,3 @@ def with_scale(row: TrainRow, scale: float) -> TrainRow:
     """`row` with another scale."""
     fields = {name: getattr(row, name) for name in row.__struct_fields__}
     return TrainRow(**fields | {"scale": scale})
-
-
-def check_release(config: Config, layout: Layout) -> None:
-    """Raise ConfigError for a combination that is not in the table."""
-    release, prompt = config.streaming.release, config.learner.shared_prompt
-    if release != "trajectory" and prompt != "off":
-        raise ConfigError(
-            f"streaming.release = {release!r} with learner.shared_prompt = {prompt!r}",
-            expected="shared prompts with release = 'trajectory': turns already keep their own context",
-            remedy="set learner.shared_prompt=off or streaming.release=trajectory",
-        )
-    if config.learner.accumulator == "exact" and prompt != "off":
-        raise ConfigError(
-            f"learner.accumulator = 'exact' with learner.shared_prompt = {prompt!r}",
-            expected="shared_prompt = 'off': what rows owe to a common prompt adds up in floating point",
-            remedy="set learner.shared_prompt=off",
-        )
-    if layout.cell_replicas > 1 and prompt == "group":
-        raise ConfigError(
-            f"learner.shared_prompt = 'group' in cells of {layout.cell_replicas} replicas",
-            expected="one replica a cell: a held prompt waits for all trajectories of its group",
-            remedy="set learner.shared_prompt=packed or off, or learner.accumulator_shards=1",
-        )
-    if layout.tied and (release != "trajectory" or prompt != "off"):
-        raise ConfigError(
-            f"release = {release!r}, shared_prompt = {prompt!r} in cells of {layout.cell_replicas} expert replicas",
-            expected="whole trajectories: replicas must run the same number of passes",
-            remedy="set streaming.release=trajectory and learner.shared_prompt=off, or learner.expert_parallel=1",
-        )

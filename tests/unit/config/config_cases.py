@@ -22,13 +22,33 @@ SHAPE = {
 }
 
 
+MIXTURE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+}
+"""What makes SHAPE a mixture of experts."""
+
+
+def safetensors(**data_bytes: int) -> bytes:
+    """A safetensors file of uint8 tensors of these sizes, all zero."""
+    header, start = {}, 0
+    for name, size in data_bytes.items():
+        header[name] = {"dtype": "U8", "shape": [size], "data_offsets": [start, start + size]}
+        start += size
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(start)
+
+
 def model_folder(path: Path, tokens: tuple[str, ...] = ("a", "b"), **changes: object) -> str:
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps({**SHAPE, **changes}))
     vocabulary = {token: number for number, token in enumerate(tokens)}
     added = [{"content": "<eos>", "id": len(tokens)}]
     (path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": added}))
-    (path / "model.safetensors").write_bytes(b"")
+    (path / "model.safetensors").write_bytes(safetensors())
     return str(path)
 
 

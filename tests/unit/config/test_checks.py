@@ -70,7 +70,7 @@ REFUSED: list[tuple[dict[str, object], str, str]] = [
     ({"learner__tensor_parallel": 4}, "2 key-value heads", "1, 2"),
     ({"learner__pipeline_parallel": 5}, "4 layers", "4 or less"),
     ({"learner__expert_parallel": 2}, "1 experts", "expert_parallel"),
-    ({"learner__virtual_pipeline": 3}, "4 layers", "virtual_pipeline = 1"),
+    ({"learner__virtual_pipeline": 3}, "pipeline_parallel = 1", "virtual_pipeline = 1"),
     ({"learner__expert_tensor_parallel": 2}, "2 x 1 x 1", "--nproc-per-node 2"),
     ({"learner__tensor_parallel": 2}, "1 learner rank(s)", "--nproc-per-node 2"),
     ({"learner__accumulator_shards": 2}, "1 rank(s) hold the same parameters", "accumulator_shards = 1"),
@@ -151,7 +151,7 @@ def test_accumulators_are_shared_by_whole_cells(tmp_path: Path) -> None:
     check(change(config, learner__accumulator_shards=4, learner__context_parallel=2), ranks=4)
     for settings, seen in (
         ({"learner__accumulator_shards": 3}, "accumulator_shards = 3, 4 rank"),
-        ({"learner__accumulator_shards": 2, "learner__context_parallel": 4}, "4 of them tied"),
+        ({"learner__accumulator_shards": 3, "learner__context_parallel": 2}, "2 of them coupled"),
         ({"learner__accumulator_shards": 2, "learner__shared_prompt": "group"}, "shared_prompt = 'group'"),
     ):
         with pytest.raises(ConfigError) as refused:
@@ -233,7 +233,7 @@ def test_a_model_folder_with_a_file_missing_is_refused(tmp_path: Path, file: str
 
 def test_a_broken_model_config_is_refused(tmp_path: Path) -> None:
     config = legal(tmp_path)
-    for text, words in (("{", "config.json"), ("[]", "holds no object"), ("{}", "num_attention_heads")):
+    for text, words in (("{", "config.json"), ("[]", "holds no object"), ("{}", "names no architecture")):
         (Path(config.learner.model) / "config.json").write_text(text)
         with pytest.raises(ConfigError, match=words):
             check(config, ranks=1)

@@ -12,10 +12,11 @@ import torch
 from benchmarks.parity.parity_checks import compare, forward_backward, sample_rows
 from examples.policies.build.tiny import TINY, make_tiny
 from megathunder.config.learner import LearnerConfig
+from megathunder.config.model_shape import read_config_json
 from megathunder.errors import ConfigError
 from megathunder.learner.model.build_model import build_model
 from megathunder.learner.model.bundle import ModelBundle
-from megathunder.learner.model.families import FAMILIES, read_config
+from megathunder.learner.model.families import FAMILIES
 from megathunder.learner.model.families.rotary import inverse_frequencies
 from megathunder.learner.model.weights import export_weights
 from megathunder.learner.model.weights.hf_files import HfReader
@@ -64,7 +65,7 @@ def test_unknown_architecture_lists_the_known_ones(tmp_path: Path) -> None:
 
 
 def test_missing_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no config\.json"):
+    with pytest.raises(ConfigError, match="no such folder"):
         build(tmp_path / "nowhere")
 
 
@@ -75,9 +76,9 @@ def test_experts_over_tensor_parallel_need_sequence_parallel(folders: dict[str, 
 
 
 def test_layers_that_do_not_divide_are_refused(folders: dict[str, Path]) -> None:
-    layout = replace(initialize(CPU), pipeline=3)
-    with pytest.raises(ConfigError, match=r"4 layers over pipeline_parallel"):
-        build_model(CPU, layout, folder=folders["qwen3"])
+    config = replace(CPU, pipeline_parallel=3, virtual_pipeline=2)
+    with pytest.raises(ConfigError, match=r"the policy has 4 layers"):
+        build_model(config, initialize(CPU), folder=folders["qwen3"])
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "glm4_moe"])
@@ -85,7 +86,9 @@ def test_rotary_frequencies_are_those_of_transformers(name: str, folders: dict[s
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folders[name]))
-    assert torch.equal(inverse_frequencies(read_config(folders[name])), model.model.rotary_emb.inv_freq)
+    assert torch.equal(
+        inverse_frequencies(read_config_json(folders[name], "learner.model")), model.model.rotary_emb.inv_freq
+    )
 
 
 def test_older_spelling_of_rotary_settings_means_the_same() -> None:

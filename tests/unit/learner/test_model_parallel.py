@@ -9,10 +9,11 @@ import pytest
 from megatron.core.parallel_state import RankGenerator
 
 from examples.policies.build.tiny import make_tiny
+from megathunder.config.layout_checks import check_ranks
 from megathunder.config.learner import LearnerConfig
 from megathunder.errors import ConfigError
 from megathunder.learner.model.build_model import build_model
-from megathunder.learner.parallel import check_layout, choose_device, initialize, join_coupled
+from megathunder.learner.parallel import choose_device, initialize, join_coupled
 
 
 def test_one_process_is_one_cell_that_it_leads() -> None:
@@ -70,26 +71,25 @@ def test_a_cell_has_as_many_ranks_as_megatron_couples(settings: dict[str, int], 
 @pytest.mark.parametrize(
     ("settings", "world", "complaint"),
     [
-        ({"tensor_parallel": 2, "pipeline_parallel": 2}, 6, "is 4 and the job has 6 ranks"),
-        ({"expert_parallel": 3}, 4, "is 3 and the job has 4 ranks"),
-        ({"sequence_parallel": True}, 1, "sequence_parallel is on with tensor_parallel 1"),
-        ({"expert_parallel": 2, "tensor_parallel": 2}, 4, "no sequence parallelism"),
-        ({"virtual_pipeline": 2}, 1, "virtual_pipeline is 2 with pipeline_parallel 1"),
+        ({"tensor_parallel": 2, "pipeline_parallel": 2}, 6, "6 learner rank"),
+        ({"expert_parallel": 3}, 4, "4 learner rank"),
+        ({"sequence_parallel": True}, 1, "sequence_parallel = true with learner.tensor_parallel = 1"),
+        ({"virtual_pipeline": 2}, 1, "virtual_pipeline = 2 with learner.pipeline_parallel = 1"),
         (
             {"virtual_pipeline": 2, "pipeline_parallel": 2, "megatron": {"overlap_p2p_comm": "false"}},
             2,
-            "overlap_p2p_comm=false",
+            "overlap_p2p_comm = false",
         ),
     ],
 )
 def test_layout_that_cannot_run_is_refused(settings: dict[str, object], world: int, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        check_layout(LearnerConfig(device="cpu", **settings), world)
+        check_ranks(LearnerConfig(device="cpu", **settings), world)
 
 
 def test_layouts_that_run_are_not_refused() -> None:
-    check_layout(LearnerConfig(tensor_parallel=2, pipeline_parallel=2, sequence_parallel=True), 8)
-    check_layout(
+    check_ranks(LearnerConfig(tensor_parallel=2, pipeline_parallel=2, sequence_parallel=True), 8)
+    check_ranks(
         LearnerConfig(tensor_parallel=2, sequence_parallel=True, expert_parallel=4, expert_tensor_parallel=1), 4
     )
 
@@ -102,5 +102,5 @@ def test_unknown_device_is_refused() -> None:
 def test_more_context_ranks_than_heads_are_refused(tmp_path: Path) -> None:
     folder = make_tiny("qwen3", tmp_path)
     layout = replace(initialize(LearnerConfig(device="cpu")), context=8)
-    with pytest.raises(ConfigError, match="context_parallel 8 with 4 key/value heads"):
+    with pytest.raises(ConfigError, match="context_parallel = 8, the policy has 4 key-value heads"):
         build_model(LearnerConfig(device="cpu", context_parallel=8), layout, folder=folder)

@@ -6,6 +6,7 @@ from typing import Any
 
 from megathunder.errors import ConfigError
 from megathunder.learner.model.families.rules import ATTENTION, DENSE_MLP, EXPERT_MLP, HEAD, Family, dense_settings
+from megathunder.registry import MODEL_FAMILIES
 
 
 def settings(hf: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +42,9 @@ def settings(hf: dict[str, Any]) -> dict[str, Any]:
 
 FAMILY = Family(
     architecture="Glm4MoeForCausalLM",
+    models="GLM-4.5-Air, GLM-4.5",
     model_type="glm4_moe",
     settings=settings,
     rules=ATTENTION + DENSE_MLP + EXPERT_MLP + HEAD,
 )
+MODEL_FAMILIES.register(FAMILY.architecture)(FAMILY)

@@ -6,6 +6,7 @@ from typing import Any
 
 from megathunder.errors import ConfigError
 from megathunder.learner.model.families.rules import ATTENTION, DENSE_MLP, HEAD, Family, dense_settings
+from megathunder.registry import MODEL_FAMILIES
 
 
 def settings(hf: dict[str, Any]) -> dict[str, Any]:
@@ -21,7 +22,9 @@ def settings(hf: dict[str, Any]) -> dict[str, Any]:
 
 FAMILY = Family(
     architecture="MistralForCausalLM",
+    models="Mistral 7B v0.2 and later, Nemo, Small",
     model_type="mistral",
     settings=settings,
     rules=ATTENTION + DENSE_MLP + HEAD,
 )
+MODEL_FAMILIES.register(FAMILY.architecture)(FAMILY)

@@ -6,6 +6,7 @@ from typing import Any
 
 from megathunder.errors import ConfigError
 from megathunder.learner.model.families.rules import ATTENTION, DENSE_MLP, EXPERT_MLP, HEAD, Family, dense_settings
+from megathunder.registry import MODEL_FAMILIES
 
 
 def settings(hf: dict[str, Any]) -> dict[str, Any]:
@@ -20,7 +21,7 @@ def settings(hf: dict[str, Any]) -> dict[str, Any]:
     dense, step = set(hf.get("mlp_only_layers") or ()), hf.get("decoder_sparse_step", 1)
     return dense_settings(hf) | {
         "qk_layernorm": True,
-        "num_moe_experts": hf.get("num_experts") or hf["num_local_experts"],
+        "num_moe_experts": hf.get("num_local_experts") or hf["num_experts"],
         "moe_router_topk": hf["num_experts_per_tok"],
         "moe_ffn_hidden_size": hf["moe_intermediate_size"],
         "moe_layer_freq": [int(l not in dense and (l + 1) % step == 0) for l in layers],
@@ -31,7 +32,9 @@ def settings(hf: dict[str, Any]) -> dict[str, Any]:
 
 FAMILY = Family(
     architecture="Qwen3MoeForCausalLM",
+    models="Qwen3-30B-A3B, Qwen3-235B-A22B",
     model_type="qwen3_moe",
     settings=settings,
     rules=ATTENTION + DENSE_MLP + EXPERT_MLP + HEAD,
 )
+MODEL_FAMILIES.register(FAMILY.architecture)(FAMILY)

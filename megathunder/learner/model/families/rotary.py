@@ -13,28 +13,17 @@ from typing import Any
 
 import torch
 
-from megathunder.errors import ConfigError
-from megathunder.learner.model.families.rules import head_dimensions
+from megathunder.learner.model.families.rules import head_dimensions, rope_parameters
 
 
 def inverse_frequencies(hf: dict[str, Any]) -> torch.Tensor:
-    """inv_freq [d / 2], float32, as transformers computes it; d is the rotated part of a head.
-
-    Reads both spellings of config.json: `rope_parameters` (newer) and `rope_theta` with `rope_scaling`.
-    """
-    parameters = dict(hf.get("rope_scaling") or {}) | dict(hf.get("rope_parameters") or {})
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    theta = float(parameters.get("rope_theta", hf.get("rope_theta", 10000.0)))
-    dimensions = int(head_dimensions(hf) * parameters.get("partial_rotary_factor", hf.get("partial_rotary_factor", 1)))
+    """inv_freq [d / 2], float32, as transformers computes it; d is the rotated part of a head."""
+    parameters = rope_parameters(hf)
+    theta = float(parameters["rope_theta"])
+    dimensions = int(head_dimensions(hf) * parameters["partial_rotary_factor"])
     exponent = torch.arange(0, dimensions, 2, dtype=torch.int64).float() / dimensions
     plain = 1.0 / (theta**exponent)
-    if kind == "default":
-        return plain
-    if kind == "llama3":
-        return _llama3(plain, parameters)
-    raise ConfigError(
-        f"rope_type {kind!r} in config.json", expected="default or llama3", remedy="use a model of one of these kinds"
-    )
+    return _llama3(plain, parameters) if parameters["rope_type"] == "llama3" else plain
 
 
 def _llama3(plain: torch.Tensor, scaling: dict[str, float]) -> torch.Tensor:

@@ -22,6 +22,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from megathunder.errors import ConfigError
+
+ROPE_TYPES = ("default", "llama3")
+
 
 class Kind(Enum):
     """How Hugging Face tensors form a Megatron parameter; see the table above."""
@@ -45,12 +49,25 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One architecture. `settings` maps config.json to TransformerConfig fields."""
+    """One architecture. `settings` maps config.json to TransformerConfig fields; `models` names published ones."""
 
     architecture: str
+    models: str
     model_type: str
     settings: Callable[[dict[str, Any]], dict[str, Any]]
     rules: tuple[Rule, ...]
+
+    @property
+    def mixture(self) -> bool:
+        """A mixture of experts."""
+        return any("{e}" in rule.megatron for rule in self.rules)
+
+    @property
+    def linear_layers(self) -> tuple[str, ...]:
+        """Hugging Face names of the layers that may carry an adapter: `q_proj`, ..., `down_proj`."""
+        kinds = (Kind.QKV, Kind.GATE_UP, Kind.ROW)
+        names = (name for rule in self.rules if rule.kind in kinds for name in rule.hf if name.endswith(".weight"))
+        return tuple(dict.fromkeys(name.removesuffix(".weight").rpartition(".")[2] for name in names))
 
 
 def rule(megatron: str, kind: Kind, *hf: str) -> Rule:
@@ -117,6 +134,7 @@ HEAD = (
 
 def dense_settings(hf: dict[str, Any]) -> dict[str, Any]:
     """TransformerConfig fields that every family here reads the same way."""
+    rope_parameters(hf)
     heads = hf["num_attention_heads"]
     return {
         "num_layers": hf["num_hidden_layers"],
@@ -133,3 +151,24 @@ def dense_settings(hf: dict[str, Any]) -> dict[str, Any]:
 def head_dimensions(hf: dict[str, Any]) -> int:
     """Dimensions of one attention head."""
     return int(hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"])
+
+
+def rope_parameters(hf: dict[str, Any]) -> dict[str, Any]:
+    """The rotary settings of both spellings, `rope_parameters` (newer) and `rope_theta` with `rope_scaling`.
+
+    Raises ConfigError for a kind of scaling other than llama3.
+    """
+    parameters = dict(hf.get("rope_scaling") or {}) | dict(hf.get("rope_parameters") or {})
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind not in ROPE_TYPES:
+        raise ConfigError(
+            f"rope_type {kind!r} in config.json",
+            expected=" or ".join(ROPE_TYPES),
+            remedy="use a model of one of these kinds",
+        )
+    return {
+        "rope_theta": hf.get("rope_theta", 10000.0),
+        "partial_rotary_factor": hf.get("partial_rotary_factor", 1),
+        **parameters,
+        "rope_type": kind,
+    }

@@ -20,8 +20,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from megathunder.config.model_families import family_of
+from megathunder.config.model_shape import read_config_json
 from megathunder.errors import ConfigError
-from megathunder.learner.model.families import family_of, read_config
 from megathunder.learner.model.families.rules import Kind
 from megathunder.learner.model.weights import layouts
 from megathunder.learner.model.weights.hf_files import HfReader, HfWriter, OpenFiles, copy_description
@@ -57,7 +58,7 @@ class _Model:
 
 def to_megatron(source: Path, target: Path, layout: FileLayout) -> int:
     """Write `source` (Hugging Face) as rank files of `layout` to `target`; returns the number of parameters."""
-    hf = read_config(source)
+    hf = read_config_json(source, "learner.model")
     reader = HfReader(source)
     refuse_unnamed(family_of(hf), source, reader.names, hf["num_hidden_layers"])
     model = _describe(hf, reader, layout)
@@ -83,7 +84,7 @@ def to_hf(source: Path, target: Path, *, file_bytes: int = 5 * 10**9) -> int:
             remedy="for a Hugging Face folder use to-megatron",
         )
     layout = FileLayout(**json.loads((source / LAYOUT).read_text()))
-    hf = read_config(source)
+    hf = read_config_json(source, "learner.model")
     paths = {ranks: _existing(source / _file(*ranks)) for ranks in _ranks(layout)}
     files = OpenFiles(layout.tensor)
     writer, written = HfWriter(target, file_bytes=file_bytes), 0
