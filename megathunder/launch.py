@@ -41,8 +41,10 @@ from megathunder.errors import (
     system_error,
     system_words,
 )
+from megathunder.identity import PACKAGE, this_package
 from megathunder.metrics.run_folder import RunFolder
 from megathunder.processes import die_with_parent
+from megathunder.rendezvous import Rendezvous
 from megathunder.types import (
     Differentiate,
     ExportPolicy,
@@ -92,6 +94,7 @@ class Ranks:
     local_rank: int
     local_world: int = 1
     machines: int = 1
+    machine: int = 0
     master: str = ""
 
     @classmethod
@@ -103,6 +106,7 @@ class Ranks:
             local_rank=int(get("LOCAL_RANK", "0")),
             local_world=int(get("LOCAL_WORLD_SIZE", get("WORLD_SIZE", "1"))),
             machines=int(get("GROUP_WORLD_SIZE", "1")),
+            machine=int(get("GROUP_RANK", "0")),
             master=get("MASTER_ADDR", ""),
         )
 
@@ -134,7 +138,7 @@ class CoordinatorProcess:
         arguments = [str(config_file), str(cells), host, str(write_end)]
         self._process = subprocess.Popen(
             [sys.executable, *program, *arguments],
-            env={**_without_torchrun(os.environ), "MEGATHUNDER_TOKEN": self.token},
+            env=_of_this_package(_without_torchrun(os.environ)) | {"MEGATHUNDER_TOKEN": self.token},
             pass_fds=(write_end,),
             preexec_fn=_begin_as_child,
         )
@@ -188,11 +192,12 @@ def run_rank(
     config: Config,
     folder: Path,
     *,
+    meeting: Rendezvous | None = None,
     coordinator_program: Sequence[str] = COORDINATOR,
     observer: StepObserver | None = None,
 ) -> int:
-    """One learner rank from start to end; returns the exit status. A measurement passes a coordinator of its own, as
-    words for Python, and sees every step through `observer`."""
+    """One learner rank from start to end; returns the exit status. `meeting` is where the ranks have met. A measurement
+    passes a coordinator of its own, as words for Python, and sees every step through `observer`."""
     ranks = Ranks.from_environment()
     cells = ranks.world // config.learner.ranks_of_a_cell
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -207,8 +212,10 @@ def run_rank(
         return 1
     if coordinator:
         _on_signals(lambda number, _: coordinator.forward(number))
+    else:
+        _on_signals(signal.SIG_DFL)  # a handler would not run while this rank waits for the others inside a library
     try:
-        _learn(config, folder, coordinator, observer)
+        _learn(config, folder, coordinator, meeting, observer)
     except InfrastructureFailure:  # the coordinator is gone, or was told what failed here: it says why
         return coordinator.stop(STOP_S) if coordinator else leave_the_word_to_rank_0()
     except BaseException as error:
@@ -250,13 +257,29 @@ def _without_torchrun(environment: Mapping[str, str]) -> dict[str, str]:
     return kept | {k: v for k, v in environment.items() if k == TORCHRUN_FILE}
 
 
+def _of_this_package(environment: Mapping[str, str]) -> dict[str, str]:
+    """`python -m megathunder...` takes the package from here, and not from the working folder or an installation."""
+    further = environment.get("PYTHONPATH", "")
+    return {
+        **environment,
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGE.parent), further])),
+    }
+
+
 def _begin_as_child() -> None:
     """Until the coordinator has handlers of its own, Ctrl-C is rank 0's to answer: it ends, and takes this along."""
     die_with_parent(signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _learn(config: Config, folder: Path, coordinator: CoordinatorProcess | None, observer: StepObserver | None) -> None:
+def _learn(
+    config: Config,
+    folder: Path,
+    coordinator: CoordinatorProcess | None,
+    meeting: Rendezvous | None,
+    observer: StepObserver | None,
+) -> None:
     """Join the job, build this rank's learner and serve the coordinator until it says Shutdown."""
     from megathunder.learner import cpu  # torch and Megatron are imported after the checks have passed
 
@@ -268,7 +291,7 @@ def _learn(config: Config, folder: Path, coordinator: CoordinatorProcess | None,
     from megathunder.publish.publisher import Publisher
 
     ranks = Ranks.from_environment()
-    layout = initialize(config.learner, seed=config.run.seed)
+    layout = initialize(config.learner, seed=config.run.seed, store=meeting and meeting.store)
     _check_shared_folder(config, ranks)
     endpoint = _share_endpoint(coordinator)
     learner = Learner(config, layout, observer=observer)
@@ -289,6 +312,7 @@ def _learn(config: Config, folder: Path, coordinator: CoordinatorProcess | None,
             ranks=len(layout.cell_ranks),
             token=endpoint.token,
             host=socket.gethostname(),
+            package=this_package(),
             local_parameters=learner.local_parameters,
         )
         leader = LeaderLink(endpoint, hello, coordinator.alive if coordinator else lambda: True)

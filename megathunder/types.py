@@ -18,6 +18,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from megathunder.identity import Identity
+
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of everything that crosses a process: frozen, keyword-only, tagged with its class name."""
@@ -302,9 +304,7 @@ class Publish(Wire):
 
 
 class SaveCheckpoint(Wire):
-    """Write weights, optimizer, counters and generators into `folder`. Every rank takes part. In the background: copy
-    them to host memory, write from there beside other work, and say so in the folder
-    (`learner/checkpoint/checkpoint_status.py`)."""
+    """Every rank writes its state into `folder`; in the background from a copy in host memory."""
 
     item: int
     folder: str
@@ -390,6 +390,7 @@ class Hello(Wire):
     ranks: int
     token: str
     host: str
+    package: Identity
     local_parameters: int = 0
 
 

@@ -37,7 +37,19 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("report",),
 )
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
-SHARED = {"types", "errors", "tracing", "jsonl", "registry", "processes", "user_code", "config"}
+SHARED = {
+    "types",
+    "errors",
+    "tracing",
+    "jsonl",
+    "registry",
+    "processes",
+    "background",
+    "identity",
+    "rendezvous",
+    "user_code",
+    "config",
+}
 COMPOSERS = {"loop", "launch", "coordinator"}
 TORCH_FREE = {"schedule", "simulator", "objectives", "config", "types", "errors", "tracing", "registry", "processes"}
 TORCH_ALLOWED_FILES = {"tests/oracles/objective_losses.py"}

@@ -34,6 +34,8 @@ from evaluating.arguments import Asked, attempt_logs, heldout, policy_folder, pr
 from evaluating.runs import compare_runs
 from evaluating.tables import show
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the package of this checkout
+
 from megathunder.config.load import load_config
 from megathunder.errors import INTERRUPTED, MegathunderError, UserError
 from megathunder.evaluation.session import plan_of

@@ -30,6 +30,8 @@ from pathlib import Path
 
 import msgspec
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the package of this checkout
+
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import INTERRUPTED, InfrastructureFailure, MegathunderError, UserError
 from megathunder.evaluation.validation import Verdict, Verdicts, validate_instance, validate_terminal

@@ -19,6 +19,8 @@ import signal
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the package of this checkout
+
 from megathunder.config import Config
 from megathunder.config.hub import resolve_models
 from megathunder.config.load import load_config

@@ -15,8 +15,11 @@ import argparse
 import asyncio
 import signal
 import sys
+from pathlib import Path
 
 from aiohttp import web
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the package of this checkout
 
 from megathunder.config import Config
 from megathunder.config.load import load_config

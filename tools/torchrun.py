@@ -15,8 +15,11 @@ import contextlib
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the package of this checkout
 
 from megathunder.processes import die_with_parent
 

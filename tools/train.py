@@ -10,13 +10,14 @@ Exit status: 0 done, 1 the run failed, 2 the configuration is invalid, 130 inter
 
 from __future__ import annotations
 
-import contextlib
-import io
+import dataclasses
 import signal
 import sys
 from pathlib import Path
 
-from megathunder.errors import UserError, complain, end_on_signals, system_words, tell_torchrun
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the package of this checkout
+
+from megathunder.errors import InfrastructureFailure, UserError, complain, end_on_signals, system_words, tell_torchrun
 
 if __name__ == "__main__":
     end_on_signals()  # importing the rest takes a second or two
@@ -35,62 +36,89 @@ from megathunder.objectives.build_objective import build_objective
 from megathunder.planning.budget import check_memory_fits
 from megathunder.planning.memory import gpu_use, host_limit_bytes
 from megathunder.planning.plan import Plan, make_plan, plan_table
+from megathunder.rendezvous import Refused, Rendezvous
 from megathunder.rollout.agents.check_user_code import check_user_code
 
 
 def main(argv: list[str]) -> int:
     """Check, show the plan, and run this rank."""
     ranks = Ranks.from_environment()
-    only_plan, folder = "--plan" in argv, Path()
+    if "--plan" in argv:
+        return plan([a for a in argv if a != "--plan"], ranks)
     try:
-        config = read_settings([a for a in argv if a != "--plan"], ranks)
-        folder = Path(config.run.folder) / config.run.name
-        if only_plan:
-            meant = config.hardware.learner_ranks or ranks.world
-            config = resolve_models(config, weights=False)
-            check_plan(config, ranks=meant)
-            show_plan(config, meant)
-            return 0
-        if ranks.rank == 0:
-            check_plan(resolve_models(config, weights=False), ranks=ranks.world)
-        config = resolve_models(config)
-        if ranks.rank == 0:
-            check(config)
-            check_user_code(config)
-            build_objective(config)  # refuses a release that cannot be exact
-            first_update = resumed_update(config, RunFolder(folder)) if config.run.resume else 0
-            check_memory_fits(show_plan(config, ranks.world, ranks.local_world))
-            resume_run(start_run(config), first_update)
-            end_on_signals(folder)
-        return run_rank(config, folder)
-    except UserError as error:
-        if ranks.rank:
-            leave_the_word_to_rank_0()
+        meeting = Rendezvous.join() if ranks.world > 1 else None
+        return join(argv, ranks, meeting) if meeting and ranks.rank else lead(argv, ranks, meeting)
+    except InfrastructureFailure as error:
         complain(str(error))
-        return 2
-    except OSError as error:  # of what is done before there are processes
-        if ranks.rank:
-            return leave_the_word_to_rank_0()
-        complain(system_words(error, folder, "then start again"))
         return 1
 
 
-def read_settings(argv: list[str], ranks: Ranks) -> Config:
-    """The settings. Every rank reads them; what is wrong with the command line is printed by rank 0 alone."""
-    if ranks.rank == 0:
-        try:
-            return load_config(argv)
-        except SystemExit as end:
-            if end.code:
-                tell_torchrun("error: a word of the command line is wrong; the lines above the summary name it")
-            raise
+def plan(argv: list[str], ranks: Ranks) -> int:
+    """Print what a run would do and hold."""
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            return load_config(argv)
+        config = resolve_models(load_config(argv), weights=False)
+        meant = config.hardware.learner_ranks or ranks.world
+        check_plan(config, ranks=meant)
+        show_plan(config, meant)
+    except UserError as error:
+        complain(str(error))
+        return 2
+    return 0
+
+
+def lead(argv: list[str], ranks: Ranks, meeting: Rendezvous | None) -> int:
+    """Rank 0: check, make the run folder, tell the other ranks, run. Whatever ends it before, they are told so."""
+    folder, said = Path(), ""
+    try:
+        asked = load_config(argv)
+        folder = Path(asked.run.folder).absolute() / asked.run.name
+        check_plan(resolve_models(asked, weights=False), ranks=ranks.world)
+        config = resolve_models(asked)
+        check(config)
+        check_user_code(config)
+        build_objective(config)  # refuses a release that cannot be exact
+        first_update = resumed_update(config, RunFolder(folder)) if config.run.resume else 0
+        check_memory_fits(show_plan(config, ranks.world, ranks.local_world))
+        resume_run(start_run(config), first_update)
+        end_on_signals(folder)
+        if meeting:
+            placed = dataclasses.replace(asked.run, folder=str(folder.parent))
+            meeting.tell(dataclasses.replace(asked, run=placed), argv)
+        return run_rank(config, folder, meeting=meeting)
+    except UserError as error:
+        said = str(error)
+        complain(said)
+        return 2
+    except OSError as error:  # of what is done before there are processes
+        said = system_words(error, folder, "then start again")
+        complain(said)
+        return 1
     except SystemExit as end:
         if end.code:
-            leave_the_word_to_rank_0()
+            said = "a word of the command line is wrong; the lines above the summary name it"
+            tell_torchrun(f"error: {said}")
         raise
+    finally:
+        if meeting and not meeting.told:
+            meeting.refuse(said)
+
+
+def join(argv: list[str], ranks: Ranks, meeting: Rendezvous) -> int:
+    """Another rank: the settings are rank 0's, and so is the first word of what is wrong with them."""
+    try:
+        config, remark = meeting.hear(argv)
+        if remark and not ranks.local_rank:
+            print(f"note: {remark}", file=sys.stderr)
+        return run_rank(resolve_models(config), Path(config.run.folder) / config.run.name, meeting=meeting)
+    except Refused as refusal:
+        if ranks.machine and not ranks.local_rank:  # on its own machine rank 0 has said so
+            complain(str(refusal))
+            return 2
+    except UserError as error:
+        if ranks.machine and not ranks.local_rank:
+            complain(str(error))
+            return 2
+    return leave_the_word_to_rank_0()
 
 
 def resumed_update(config: Config, folder: RunFolder) -> int:

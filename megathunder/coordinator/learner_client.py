@@ -26,14 +26,17 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from megathunder import background
 from megathunder.errors import InfrastructureFailure
+from megathunder.identity import require_same_package
 from megathunder.learner.transport.wire import decode_reply, encode
-from megathunder.types import Command, Done, Failed, Hello
+from megathunder.types import Command, Done, Failed, Hello, Reply
 
 log = logging.getLogger(__name__)
 Control = TypeVar("Control", bound=Command)
 PING_EVERY_S = 1.0
 IN_HAND = 2  # commands of a cell: one that it does, one to do next
+NAMED_STRAYS = 3
 LAST_WORDS_S = 0.5  # what a cell said before it died may still be on its way
 
 
@@ -58,11 +61,15 @@ class LearnerClient:
         self._items = itertools.count(1 << 40)  # control items never collide with the scheduler's
         self._tasks: list[asyncio.Task[None]] = []
         self._error: InfrastructureFailure | None = None
+        self.strays = 0  # messages from elsewhere
         self._clocks: dict[int, float] = {}  # of cells on other machines: seconds to add to their clocks, at most
 
     async def connect(self, timeout_s: float) -> None:
         """Wait for the Hello of every cell, perhaps again; InfrastructureFailure naming those that are missing."""
-        self._tasks = self._tasks or [asyncio.create_task(self._receive()), asyncio.create_task(self._ping())]
+        self._tasks = self._tasks or [
+            background.start(self._receive(), "the receiver of the learner's answers"),
+            background.start(self._ping(), "the sender of the learner's pings"),
+        ]
         try:
             async with asyncio.timeout(timeout_s):
                 await self._until(lambda: len(self._peers) == self._cells)
@@ -183,11 +190,9 @@ class LearnerClient:
 
     async def _receive(self) -> None:
         while True:
-            peer, data = await self._socket.recv_multipart()
-            try:
-                reply = decode_reply(data)
-            except msgspec.DecodeError as error:
-                log.warning("ignored %d bytes on the learner socket that are no reply: %s", len(data), error)
+            peer, *frames = await self._socket.recv_multipart()
+            reply = self._decoded(frames)
+            if reply is None:
                 continue
             if isinstance(reply, Hello):
                 self._greet(peer, reply)
@@ -195,8 +200,22 @@ class LearnerClient:
                 self._take(reply)
             self._wake()
 
+    def _decoded(self, frames: list[bytes]) -> Reply | None:
+        """The reply in `frames`; None, counted and named the first times, for what no cell sends."""
+        try:
+            if len(frames) == 1:
+                return decode_reply(frames[0])
+            why = f"{len(frames)} frames, a reply has one"
+        except msgspec.DecodeError as error:  # another program, or one that looks for open ports
+            why = str(error)
+        self.strays += 1
+        if self.strays <= NAMED_STRAYS:
+            log.warning("ignored a message to the learner's port that is no reply: %s", why)
+        return None
+
     def _greet(self, peer: bytes, hello: Hello) -> None:
         if hello.token == self._token and hello.cell not in self._peers:
+            require_same_package(f"learner cell {hello.cell} on {hello.host}", hello.package)
             self._peers[hello.cell], self.hellos[hello.cell] = peer, hello
 
     def _take(self, reply: Done | Failed) -> None:

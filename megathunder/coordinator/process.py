@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from megathunder.background import supervised
 from megathunder.checkpoint.resume import way_on
 from megathunder.config import Config
 from megathunder.config.toml import read_config
@@ -106,7 +107,8 @@ def main(config_file: str, cells: str, host: str, descriptor: str, *, assemble: 
         ending = Ending(asyncio.current_task(), parent, config.run.stop_timeout_s, folder)
         learner = LearnerClient(int(cells), os.environ["MEGATHUNDER_TOKEN"], host=host)
         try:
-            await run(config, learner, announce, ending, assemble)
+            async with supervised():
+                await run(config, learner, announce, ending, assemble)
         except asyncio.CancelledError:
             return ending.status()
         return 0

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
+from megathunder import background
 from megathunder.config.speculation import SpeculationConfig
 from megathunder.coordinator.load_controller import LoadController
 from megathunder.coordinator.supply import Servers
@@ -69,7 +70,7 @@ async def drafting(
         return
     async with ServerControl(timeout_s=ASK_S, api_key=api_key) as control:
         controller = LoadController(settings, control, lambda: servers.ready)
-        watching = asyncio.create_task(controller.watch())
+        watching = background.start(controller.watch(), "the load controller of speculation")
         try:
             yield Drafting(control, servers)
         finally:

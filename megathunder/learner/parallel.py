@@ -86,8 +86,9 @@ class Layout:
         return self.pipeline_rank == self.pipeline - 1
 
 
-def initialize(config: LearnerConfig, *, seed: int = 0) -> Layout:
-    """Join the job (torchrun's environment, or alone as one process), build Megatron's groups and seed this rank.
+def initialize(config: LearnerConfig, *, seed: int = 0, store: dist.Store | None = None) -> Layout:
+    """Join the job (over `store` where the ranks have met already, else by torchrun's environment, or alone as one
+    process), build Megatron's groups and seed this rank.
 
     Raises ConfigError before any group is built if the layout cannot run on the ranks there are.
     """
@@ -99,7 +100,7 @@ def initialize(config: LearnerConfig, *, seed: int = 0) -> Layout:
         _pin(config.cpu_cores)
     else:
         torch.cuda.set_device(device)
-    _join(device, rank, world, config.collective_timeout_s)
+    _join(device, rank, world, config.collective_timeout_s, store)
     from megatron.core import parallel_state
 
     if not parallel_state.model_parallel_is_initialized():
@@ -160,12 +161,14 @@ def _pin(cores: tuple[int, ...]) -> None:
     torch.set_num_threads(1)
 
 
-def _join(device: torch.device, rank: int, world: int, timeout_s: float) -> None:
+def _join(device: torch.device, rank: int, world: int, timeout_s: float, store: dist.Store | None) -> None:
     if dist.is_initialized():
         return
     backend = "nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_s)
-    if world == 1 and "MASTER_ADDR" not in os.environ:
+    if store is not None:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+    elif world == 1 and "MASTER_ADDR" not in os.environ:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
     else:
         dist.init_process_group(backend, rank=rank, world_size=world, timeout=timeout)

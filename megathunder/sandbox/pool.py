@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from megathunder import background
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import ConfigError, InfrastructureFailure
 from megathunder.sandbox.backends import build_backend
@@ -27,7 +28,7 @@ class Leased:
 
     def __init__(self, pool: SandboxPool, sandbox: Member, lifetime_s: float) -> None:
         self._pool, self._sandbox, self._open, self._expired = pool, sandbox, True, False
-        self._lifetime_s, self._expiry = lifetime_s, asyncio.create_task(self._expire())
+        self._lifetime_s, self._expiry = lifetime_s, background.start(self._expire(), "the expiry of sandbox leases")
 
     async def start(self, files: Iterable[TaskFile] = ()) -> None:
         await self.upload(files)

@@ -29,9 +29,12 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 240.0
 
 
-def start_agent(machine: int, port: int, output: Path, *settings: str, per_machine: int = 1) -> subprocess.Popen:
-    """The torchrun agent of machine 0 or 1; machine 0 serves the rendezvous."""
-    command = [sys.executable, str(ROOT / "tools" / "torchrun.py"), "--nnodes", "2"]
+def start_agent(
+    machine: int, port: int, output: Path, *settings: str, per_machine: int = 1, hidden: Path | None = None
+) -> subprocess.Popen:
+    """The torchrun agent of machine 0 or 1; machine 0 serves the rendezvous. It sees nothing of the folder `hidden`."""
+    apart = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none "{hidden}" && exec "$@"', "sh"] if hidden else []
+    command = [*apart, sys.executable, str(ROOT / "tools" / "torchrun.py"), "--nnodes", "2"]
     command += ["--nproc-per-node", str(per_machine)]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.2:{port}", "--rdzv-id", "two"]
     command += ["--rdzv-conf", f"is_host={int(machine == 0)}", "--local-addr", f"127.0.0.{2 + machine}"]
@@ -99,19 +102,48 @@ def test_two_machines_take_exact_updates_together_and_end_well_when_told_to_stop
 
 @pytest.mark.slow
 def test_a_machine_that_does_not_see_the_run_folder_is_refused_by_name(tmp_path: Path) -> None:
-    port = free_port()
-    logs = [tmp_path / f"agent{machine}.log" for machine in range(2)]
-    folders = [["--run.folder", str(tmp_path / f"disk{machine}")] for machine in range(2)]
-    agents = [start_agent(machine, port, logs[machine], *folders[machine]) for machine in range(2)]
+    (tmp_path / "runs").mkdir()
+    settings = ["--run.folder", str(tmp_path / "runs")]
+    logs, statuses = run_both(tmp_path, settings, settings, hidden=tmp_path / "runs")
+    assert 0 not in statuses
+    assert f"does not see {tmp_path / 'runs' / 'shell_grpo' / 'config.toml'}" in logs[0], logs[0]
+    assert "set run.folder to one on a shared file system" in logs[0]
+
+
+@pytest.mark.slow
+def test_both_machines_end_within_seconds_of_a_refusal_and_say_why(tmp_path: Path) -> None:
+    (tmp_path / "shell_grpo").mkdir()
+    (tmp_path / "shell_grpo" / "metrics.jsonl").write_text("{}\n")
+    began = time.monotonic()
+    logs, statuses = run_both(tmp_path, ["--run.folder", str(tmp_path)], ["--run.folder", str(tmp_path)])
+    assert 0 not in statuses and time.monotonic() - began < 45.0
+    for log in logs:
+        assert "--run.overwrite" in log, log
+
+
+@pytest.mark.slow
+def test_both_machines_train_with_the_settings_of_rank_0(tmp_path: Path) -> None:
+    short = ["--run.folder", str(tmp_path), "--run.updates", "1", "--run.evaluate_every", "0", "--run.no-progress"]
+    short += ["--run.groups_per_update", "4", "--run.group_size", "4", "--tasks.latency_scale", "0.1"]
+    logs, statuses = run_both(tmp_path, short, [*short, "--learner.learning_rate", "0.3"], limit_s=LIMIT_S)
+    assert statuses == [0, 0], logs
+    assert "the command line of this machine is not that of rank 0" in logs[1]
+    assert len(read_rows(RunFolder(tmp_path / "shell_grpo").metrics)) == 1
+
+
+def run_both(
+    tmp_path: Path, first: list[str], second: list[str], *, hidden: Path | None = None, limit_s: float = 90.0
+) -> tuple[list[str], list[int]]:
+    """What both machines printed, and their statuses; `hidden` is out of the second one's sight."""
+    port, logs = free_port(), [tmp_path / f"agent{machine}.log" for machine in range(2)]
+    agents = [start_agent(0, port, logs[0], *first), start_agent(1, port, logs[1], *second, hidden=hidden)]
     try:
-        assert all(agent.wait(90) != 0 for agent in agents)
+        statuses = [agent.wait(limit_s) for agent in agents]
     finally:
         for agent in agents:
             if agent.poll() is None:
                 os.killpg(agent.pid, signal.SIGKILL)
-    said = logs[0].read_text()
-    assert f"does not see {tmp_path / 'disk0' / 'shell_grpo' / 'config.toml'}" in said, said
-    assert "set run.folder to one on a shared file system" in said
+    return [log.read_text() for log in logs], statuses
 
 
 def test_the_coordinator_listens_where_the_other_machines_reach_it() -> None:

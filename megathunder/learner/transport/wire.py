@@ -1,6 +1,6 @@
 """MessagePack over zmq between the coordinator and the learner's cells: encoding, nothing else.
 
-Called by `link.py` (a cell) and `remote.py` (the coordinator). A message that does not decode as the expected
+Called by `link.py` (a cell) and `learner_client.py` (the coordinator). A message that does not decode as the expected
 union is refused; nothing on this wire is ever unpickled.
 """
 

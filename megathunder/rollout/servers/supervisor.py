@@ -19,7 +19,7 @@ from pathlib import Path
 
 import aiohttp
 
-from megathunder import tracing
+from megathunder import background, tracing
 from megathunder.config.rollout import RolloutConfig
 from megathunder.config.speculation import SpeculationConfig
 from megathunder.errors import ConfigError, InfrastructureFailure, UserError
@@ -114,7 +114,9 @@ class ServerPool:
         except BaseException:
             await self.close()
             raise
-        self._watchers = [asyncio.create_task(self._watch(slot)) for slot in self._slots]
+        self._watchers = [
+            background.start(self._watch(slot), f"the watch over {slot.address.name}") for slot in self._slots
+        ]
 
     async def wait_ready(self, timeout_s: float) -> tuple[ServerAddress, ...]:
         """The ready servers, as soon as there is one; InfrastructureFailure when none is left or none comes in time."""

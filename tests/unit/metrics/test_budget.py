@@ -68,7 +68,7 @@ def test_the_limit_may_be_a_setting_and_the_run_does_not_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(train, "check", lambda config: None)
-    monkeypatch.setattr(train, "run_rank", lambda *_: pytest.fail("the run began"))
+    monkeypatch.setattr(train, "run_rank", lambda *_, **__: pytest.fail("the run began"))
     words = ["--config", "examples/shell_grpo.toml", f"--run.folder={tmp_path}", "--hardware.host_memory_gib", "0.12"]
     assert train.main(words) == 2
     said = capsys.readouterr().err
