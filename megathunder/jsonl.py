@@ -1,13 +1,14 @@
-"""Files of one JSON object a line, read back: `metrics.jsonl`, `events.jsonl` and trajectories.
+"""Files of one JSON object per line: `metrics.jsonl`, `events.jsonl`, trajectories, evaluations and attempts.
 
 A last line without its newline was cut off by a crash: it is left out, with a warning. Any other line that is no JSON
-object is a UserError that names file and line. Called by `row.py`, `spans.py`, `trajectories.py` and `folder.py`.
+object is a UserError that names file and line.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from megathunder.errors import UserError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+BLOCK_BYTES = 2**16
 
 
 def json_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
@@ -42,10 +44,35 @@ def decoded_lines(path: Path, decoder: msgspec.json.Decoder[T]) -> Iterator[tupl
             yield line, value
 
 
+def encode_lines(values: Iterable[object]) -> bytes:
+    """One line per value."""
+    return b"".join(msgspec.json.encode(value) + b"\n" for value in values)
+
+
+def append_line(path: Path, value: object) -> None:
+    """Add a line, in one write. What a crash left of a line at the end goes first: nothing begins in its middle."""
+    with path.open("ab+") as file:
+        file.truncate(whole_bytes(path))
+        file.write(msgspec.json.encode(value) + b"\n")
+
+
+def whole_bytes(path: Path) -> int:
+    """Bytes up to the end of the last whole line."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            begin = max(0, end - BLOCK_BYTES)
+            file.seek(begin)
+            if (found := file.read(end - begin).rfind(b"\n")) >= 0:
+                return begin + found + 1
+            end = begin
+    return 0
+
+
 def garbled(path: Path, number: int, line: bytes, reason: object) -> UserError:
     """What is wrong with line `number`."""
     return UserError(
         f"{path}, line {number}: {reason} in {line[:60]!r}",
-        expected="one whole JSON object a line, as the run wrote it",
+        expected="one whole JSON object per line, as the run wrote it",
         remedy=f"restore the file, or delete that line: sed -i {number}d {path}",
     )

@@ -1,7 +1,7 @@
 """The shape of the tree, as laws: who may import whom, how long things are, what must not be in them.
 
     tasks -> sandbox -> rewards -> speculation -> rollout -> objectives -> schedule -> learner -> publish
-          -> planning -> metrics | checkpoint | evaluation -> simulator -> report
+          -> planning -> metrics | checkpoint -> simulator -> report -> evaluation
 
 A room imports rooms left of it and the shared files; `loop.py`, `launch.py` and `coordinator/` see all. Each law is
 a function from source files to offenders, so that it is also tested on sources that break it. A failing law lists every
@@ -32,9 +32,10 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("learner",),
     ("publish",),
     ("planning",),
-    ("metrics", "checkpoint", "evaluation"),
+    ("metrics", "checkpoint"),
     ("simulator",),
     ("report",),
+    ("evaluation",),
 )
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 SHARED = {

@@ -148,7 +148,7 @@ async def _start_servers(
 async def _end_sandboxes(sandboxes: Pool, monitor: Monitor) -> None:
     await sandboxes.close()
     for leak in sandboxes.leaks():
-        monitor.say(f"a sandbox left something behind: {leak}")
+        monitor.print(f"a sandbox left something behind: {leak}")
 
 
 def _tokenizer(folder: str) -> PreTrainedTokenizerBase:

@@ -22,8 +22,8 @@ from megathunder.coordinator.assembly import Parts
 from megathunder.coordinator.record import UpdateRecord
 from megathunder.coordinator.rollouts import Collect, Rollouts, Stopped
 from megathunder.errors import NOTHING_TRAINED, InfrastructureFailure
-from megathunder.evaluation import EVALUATION, KS, Attempt, Score, score
-from megathunder.evaluation.cadence import Evaluation, append_evaluation, forget_evaluations
+from megathunder.evaluation import EVALUATION, KS, Attempt, AttemptEnds, Score, score
+from megathunder.evaluation.history import Evaluation, append_evaluation, forget_evaluations
 from megathunder.metrics.resumptions import ResumedAt, note_resumption
 from megathunder.metrics.row import read_rows
 from megathunder.metrics.run_folder import RunFolder
@@ -70,7 +70,7 @@ class Coordinator:
             note_resumption(parts.persistence.folder.resumptions, resumed)
             done = f"{self.update} updates done, policy version {self.version}"
             changed = "".join(f"\n  from update {self.update} on: {change}" for change in found.changed)
-            parts.monitor.say(f"resumed {found.folder}: {done}{changed}")
+            parts.monitor.print(f"resumed {found.folder}: {done}{changed}")
         if (found is not None or config.rollout.urls) and parts.publishes:
             held = await weight_sync.held_versions(parts, parts.servers.ready)
             self.version = max([self.version, *(version + 1 for version in held.values())])
@@ -78,7 +78,7 @@ class Coordinator:
         if config.run.evaluate_every and config.run.evaluate_at_start and found is None:
             before = await self.evaluate()
             self._keep(before, 0)
-            parts.monitor.say(f"held-out reward before the first update: {before.reward_mean or 0.0:.3f}")
+            parts.monitor.print(f"held-out reward before the first update: {before.reward_mean or 0.0:.3f}")
 
     def _recall(self, folder: RunFolder) -> None:
         """Costs go on where the checkpoint left them; evaluations of updates that are taken again are made again."""
@@ -107,7 +107,7 @@ class Coordinator:
 
     async def finish(self) -> None:
         """Leave the state on disk: a checkpoint, and the policy when every update has been taken."""
-        persistence, say = self.parts.persistence, self.parts.monitor.say
+        persistence, say = self.parts.persistence, self.parts.monitor.print
         saved = await persistence.save(self.update, self.version, elapsed_s=self.elapsed_s)
         if self.update < self.config.run.updates:
             trained = self.update > self._first_update
@@ -121,7 +121,7 @@ class Coordinator:
     def tell_last_checkpoint(self) -> None:
         """Say where a run that failed can go on from."""
         if not self.parts.persistence.off:
-            self.parts.monitor.say(way_on(self.parts.persistence.folder.checkpoints))
+            self.parts.monitor.print(way_on(self.parts.persistence.folder.checkpoints))
 
     # ------------------------------------------------------------------------------------------ rollouts
 
@@ -178,7 +178,7 @@ class Coordinator:
     def note(self, event: Event, rollouts: Rollouts) -> None:
         """A rollout event of the update being learnt from."""
         rollouts.note(event)
-        self.parts.monitor.note(event)
+        self.parts.monitor.record(event)
         self._records[rollouts.update].event(event)
 
     # ------------------------------------------------------------------------------------------ learner
@@ -210,7 +210,7 @@ class Coordinator:
         if (now := time.monotonic()) - self._shown_s < SHOW_EVERY_S:
             return
         self._shown_s = now
-        self.parts.monitor.show(self._records[rollouts.update].progress(scheduler))
+        self.parts.monitor.refresh(self._records[rollouts.update].progress(scheduler))
 
     # ------------------------------------------------------------------------------------------ barrier
 
@@ -248,7 +248,7 @@ class Coordinator:
         """A server came back: it gets the weights of the current version before it gets work."""
         sent = -1
         while sent != self.version:  # a step may be taken while the weights of the last one travel
-            self.parts.monitor.say(f"server {server.name} is back (start {server.incarnation}); sending the weights")
+            self.parts.monitor.print(f"server {server.name} is back (start {server.incarnation}); sending the weights")
             command, done = await self._send_weights((server,))
             sent = command.version
             if done.stats.failed_servers:
@@ -290,13 +290,11 @@ class Coordinator:
         await rollouts.ended()
         if self.stopping.is_set():
             return None
+        attempts: list[Attempt] = []
+        ends = AttemptEnds(lambda where: groups[where.group][where.index], attempts.append)
         while not rollouts.inbox.empty():
             for event in await rollouts.messages(1.0):
-                rollouts.note(event)
-        attempts = [Attempt.of(t, groups[t.id.group][t.id.index].kind) for t in rollouts.trajectories.values()]
-        for where, reason in rollouts.lost.items():
-            task = groups[where.group][where.index]
-            attempts.append(Attempt(task_id=task.id, kind=task.kind, number=where.index, reward=None, error=reason))
+                ends.event(event)
         return score(attempts, [k for k in KS if k <= self.config.run.evaluate_attempts])
 
     # ------------------------------------------------------------------------------------------ private

@@ -81,7 +81,7 @@ async def take_updates(coordinator: Coordinator, ending: Ending) -> None:
     except Stopped:
         pass
     except asyncio.CancelledError:
-        coordinator.parts.monitor.hurry()
+        coordinator.parts.monitor.skip_report()
         raise
     except MegathunderError:
         coordinator.tell_last_checkpoint()

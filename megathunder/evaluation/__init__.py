@@ -2,12 +2,13 @@
 
 from megathunder.evaluation.attempts import Attempt, AttemptLog, Plan
 from megathunder.evaluation.estimate import KS, Score, TaskResult, pass_at_k, score
-from megathunder.evaluation.runner import EVALUATION, run_attempts
+from megathunder.evaluation.runner import EVALUATION, AttemptEnds, run_attempts
 
 __all__ = [
     "EVALUATION",
     "KS",
     "Attempt",
+    "AttemptEnds",
     "AttemptLog",
     "Plan",
     "Score",

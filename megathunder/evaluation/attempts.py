@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from megathunder.errors import UserError
+from megathunder.jsonl import append_line, decoded_lines
 from megathunder.types import Trajectory
 
 LIMITS = ("max_new_tokens", "max_tokens", "observation_characters", "top_p", "agent", "agent_command")
@@ -69,20 +70,18 @@ class AttemptLog:
     def __init__(self, path: Path, plan: Plan) -> None:
         self._path = path
         self._known: dict[tuple[str, int], Attempt] = {}
-        lines = _whole_lines(path) if path.exists() else []
+        lines = [line for line, _ in decoded_lines(path, msgspec.json.Decoder(msgspec.Raw))]
         if lines and msgspec.json.decode(lines[0], type=Plan) != plan:
             raise UserError(
-                f"{path} holds attempts of another evaluation: {lines[0].decode()}",
+                f"{path} holds attempts of another evaluation: {lines[0].decode().rstrip()}",
                 expected=f"the same checkpoint, tasks and settings: {msgspec.json.encode(plan).decode()}",
                 remedy="name another --json file, or delete this one",
             )
         for line in lines[1:]:
             self._keep(msgspec.json.decode(line, type=Attempt))
-        if lines:
-            path.write_bytes(b"\n".join(lines) + b"\n")
-        else:
+        if not lines:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(msgspec.json.encode(plan) + b"\n")
+            append_line(path, plan)
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
@@ -96,14 +95,8 @@ class AttemptLog:
     def add(self, attempt: Attempt) -> None:
         """Keep an attempt that ended."""
         self._keep(attempt)
-        with self._path.open("ab") as file:
-            file.write(msgspec.json.encode(attempt) + b"\n")
+        append_line(self._path, attempt)
 
     def _keep(self, attempt: Attempt) -> None:
         if not self.finished(attempt.task_id, attempt.number):
             self._known[attempt.task_id, attempt.number] = attempt
-
-
-def _whole_lines(path: Path) -> list[bytes]:
-    """Complete lines: what follows the last line break was cut off while it was written."""
-    return path.read_bytes().split(b"\n")[:-1]

@@ -53,17 +53,26 @@ async def run_attempts(
         for number in range(attempts)
         if not finished(task.id, number)
     ]
-    completed: dict[TrajectoryId, Trajectory] = {}
+    ends = AttemptEnds(lambda where: tasks[where.group], on_end)
+    await collector.attempt(policy_version, work, ends.event, batch=EVALUATION, temperature=temperature, score=False)
 
-    def emit(event: Event) -> None:
+
+class AttemptEnds:
+    """Rollout events on the one side, whole attempts on the other: `on_end` gets each as it is graded or lost."""
+
+    def __init__(self, task_of: Callable[[TrajectoryId], Task], on_end: Callable[[Attempt], None]) -> None:
+        self._task_of, self._on_end = task_of, on_end
+        self._completed: dict[TrajectoryId, Trajectory] = {}
+
+    def event(self, event: Event) -> None:
+        """Take one event of an attempt."""
         if isinstance(event, TrajectoryCompleted):
-            completed[event.trajectory.id] = event.trajectory
+            self._completed[event.trajectory.id] = event.trajectory
         elif isinstance(event, Rewarded):
-            trajectory = msgspec.structs.replace(completed.pop(event.id), reward=event.reward)
-            on_end(Attempt.of(trajectory, tasks[event.id.group].kind))
+            changes = {"reward": event.reward, "reward_parts": event.parts, "rewarded_s": event.at_s}
+            trajectory = msgspec.structs.replace(self._completed.pop(event.id), **changes)
+            self._on_end(Attempt.of(trajectory, self._task_of(event.id).kind))
         elif isinstance(event, TrajectoryLost):
-            task = tasks[event.id.group]
-            lost = Attempt(task_id=task.id, kind=task.kind, number=event.id.index, reward=None, error=event.reason)
-            on_end(lost)
-
-    await collector.attempt(policy_version, work, emit, batch=EVALUATION, temperature=temperature, score=False)
+            self._completed.pop(event.id, None)
+            task, number = self._task_of(event.id), event.id.index
+            self._on_end(Attempt(task_id=task.id, kind=task.kind, number=number, reward=None, error=event.reason))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from megathunder.jsonl import append_line, decoded_lines
 from megathunder.rewards.grading import grade
 from megathunder.rewards.verifiers import repository_outcomes
 from megathunder.sandbox import Pool
@@ -97,25 +98,13 @@ class Verdicts:
     """Verdicts by content, kept in a file as they are reached, so that an interrupted validation goes on."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._known = path, dict[str, Verdict]()
-        lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
-        for line in lines:
-            try:
-                key, verdict = msgspec.json.decode(line, type=tuple[str, Verdict])
-            except msgspec.DecodeError:
-                continue  # cut off when a run was interrupted
-            self._known[key] = verdict
-        if lines[-1]:
-            self._append(b"")
+        decoder = msgspec.json.Decoder(tuple[str, Verdict])
+        self._path, self._known = path, dict(pair for _, pair in decoded_lines(path, decoder))
 
     async def of(self, content: bytes, run: Callable[[], Awaitable[Verdict]]) -> Verdict:
         """The verdict on `content`, found by `run` if it is not known."""
         key = blake2b(FORMAT.encode() + content, digest_size=16).hexdigest()
         if key not in self._known:
             self._known[key] = await run()
-            self._append(msgspec.json.encode((key, self._known[key])))
+            append_line(self._path, (key, self._known[key]))
         return self._known[key]
-
-    def _append(self, line: bytes) -> None:
-        with self._path.open("ab") as file:
-            file.write(line + b"\n")

@@ -48,11 +48,11 @@ class Console:
             self._live = Live(console=self._console, refresh_per_second=8, transient=True)
             self._live.start()
 
-    def say(self, renderable: object) -> None:
+    def print(self, renderable: object) -> None:
         """Print something that stays: the plan, a note, a restart."""
         self._console.print(renderable, soft_wrap=isinstance(renderable, str))  # a path can be copied
 
-    def show(self, progress: Progress) -> None:
+    def refresh(self, progress: Progress) -> None:
         if self._live is not None:
             self._live.update(draw(progress, self._last))
 

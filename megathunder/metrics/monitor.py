@@ -1,7 +1,7 @@
 """The one object through which a run is watched: it passes rows, events and progress on to whatever records them.
 
     monitor = open_monitor(config, folder, decode)        events.jsonl is installed as this process's recorder
-    monitor.say(plan_table(...)); monitor.note(event); monitor.show(progress); monitor.row(row); monitor.close()
+    monitor.print(plan_table(...)); monitor.record(event); monitor.refresh(progress); monitor.row(row); monitor.close()
 
 Owned by the coordinator. Nothing here changes what is learned; a failing sink beside `metrics.jsonl` never ends a run.
 """
@@ -44,21 +44,21 @@ class Monitor:
             tracing.install(self._recorder)
             tracing.mark(tracing.RUN_LANE, "start", schedule=config.schedule, objective=config.objective)
 
-    def say(self, renderable: object) -> None:
-        self._console.say(renderable)
+    def print(self, renderable: object) -> None:
+        self._console.print(renderable)
 
-    def show(self, progress: Progress) -> None:
+    def refresh(self, progress: Progress) -> None:
         self._memory.enter(progress.phase)
-        self._console.show(progress)
+        self._console.refresh(progress)
 
-    def note(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         """A rollout event, for the trajectory files."""
         if self._writer:
             self._writer.note(event)
 
     def row(self, row: MetricsRow) -> None:
         """The update has ended: record its row and its trajectories."""
-        row = self._memory.into(row)
+        row = self._memory.add_memory(row)
         for sink in self._sinks:
             sink.row(row)
         if self._writer:
@@ -67,7 +67,7 @@ class Monitor:
         if self._report_every and (row.update + 1) % self._report_every == 0:
             self._rebuild_report(wait=False)
 
-    def hurry(self) -> None:
+    def skip_report(self) -> None:
         """The process must end soon: build no report (`tools/report.py` does)."""
         self._at_end = False
 
@@ -82,7 +82,7 @@ class Monitor:
             self._recorder.close()
         if self._at_end and self.folder.metrics.stat().st_size:
             if shutil.disk_usage(self.folder.path).free < REPORT_BYTES:
-                self._console.say(f"no room for a report; free space, then: tools/report.py {self.folder.path}")
+                self._console.print(f"no room for a report; free space, then: tools/report.py {self.folder.path}")
             else:
                 self._rebuild_report(wait=True)
 
@@ -94,7 +94,7 @@ class Monitor:
         self._report = subprocess.Popen(command)
         os.setpriority(os.PRIO_PROCESS, self._report.pid, 10)
         if wait and not self._report_built():
-            self._console.say(f"the report was not built; see above, then: tools/report.py {self.folder.path}")
+            self._console.print(f"the report was not built; see above, then: tools/report.py {self.folder.path}")
 
     def _report_built(self) -> bool:
         try:

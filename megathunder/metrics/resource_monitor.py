@@ -6,7 +6,7 @@
     servers       children that run SGLang, and theirs                     (host and GPU)
     sandboxes     every other child, and theirs
 
-    watch = MemoryWatch(); watch.start(); watch.enter("rollout"); ...; row = watch.into(row); watch.close()
+    watch = MemoryWatch(); watch.start(); watch.enter("rollout"); ...; row = watch.add_memory(row); watch.close()
 
 Peaks are of each holder alone: two holders' peaks may be seconds apart, and pages that processes share count in each.
 Called by the monitor, in the coordinator's process. A sample takes some milliseconds in a thread of its own.
@@ -49,7 +49,7 @@ class MemoryWatch:
         """What the update is busy with from now on."""
         self._phase = phase
 
-    def into(self, row: MetricsRow) -> MetricsRow:
+    def add_memory(self, row: MetricsRow) -> MetricsRow:
         """`row` with what was seen since the last one, and one sample more."""
         held, gpu = self.sample()
         with self._lock:

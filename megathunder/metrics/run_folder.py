@@ -26,10 +26,9 @@ from typing import TextIO
 from megathunder.config import Config
 from megathunder.config.toml import read_config, to_toml
 from megathunder.errors import UserError
-from megathunder.jsonl import json_lines
+from megathunder.jsonl import json_lines, whole_bytes
 
 _held: dict[Path, TextIO] = {}  # locks of this process: closed by its end alone
-LINE_BYTES = 2**16  # more than an event has
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,16 +157,7 @@ def resume_run(folder: RunFolder, first_update: int) -> None:
         if int(path.stem.removeprefix("update_")) >= first_update:
             path.unlink()
     if folder.events.exists():
-        _end_at_a_line(folder.events)
-
-
-def _end_at_a_line(path: Path) -> None:
-    """What a crash or a full disk cut off goes: the next line is not to begin in the middle of it."""
-    with path.open("r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - LINE_BYTES))
-        tail = file.read()
-        file.truncate(size - len(tail) + tail.rfind(b"\n") + 1)
+        os.truncate(folder.events, whole_bytes(folder.events))
 
 
 def open_folder(path: str | Path) -> RunFolder:

@@ -70,7 +70,7 @@ def test_a_run_stopped_in_its_first_update_says_that_nothing_was_trained(tmp_pat
         return tmp_path / "checkpoints" / f"update_{update:05d}"
 
     persistence = SimpleNamespace(save=save, folder=RunFolder(tmp_path), off=False)
-    parts = SimpleNamespace(persistence=persistence, monitor=SimpleNamespace(say=said.append))
+    parts = SimpleNamespace(persistence=persistence, monitor=SimpleNamespace(print=said.append))
     run = Coordinator(config=settings(run={"updates": 9}), parts=parts)  # type: ignore[arg-type]
     asyncio.run(run.finish())
     run.update = 3

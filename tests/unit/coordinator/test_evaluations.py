@@ -16,7 +16,7 @@ from megathunder.coordinator.persistence import Persistence
 from megathunder.coordinator.rollouts import Rollouts
 from megathunder.coordinator.sizing import GroupSizes
 from megathunder.evaluation import EVALUATION
-from megathunder.evaluation.cadence import read_evaluations
+from megathunder.evaluation.history import read_evaluations
 from megathunder.loop import train
 from megathunder.metrics.row import MetricsRow
 from megathunder.metrics.run_folder import RunFolder
@@ -60,8 +60,8 @@ def trained(path: Path, schedule: str, **run: object) -> tuple[list[MetricsRow],
     plan, fast = AlternatingUpdates(config, Alternation()), Recording(run=str(recording), speed=50.0)
     rows: list[MetricsRow] = []
     learner, supply = AnsweringLearner(), Evaluated(config, plan, fast, read_recorded(recording))
-    monitor = SimpleNamespace(note=lambda event: None, show=lambda progress: None, row=rows.append)
-    monitor.say = lambda text: None
+    monitor = SimpleNamespace(record=lambda event: None, refresh=lambda progress: None, row=rows.append)
+    monitor.print = lambda text: None
     parts = Parts(
         config=config,
         plan=plan,

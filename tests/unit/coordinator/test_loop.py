@@ -56,7 +56,7 @@ def run(recording: Path, config: Config, schedules: tuple[str, ...] = ()) -> tup
     learner = AnsweringLearner()
     fast = Recording(run=str(recording), speed=50.0)
     plan = AlternatingUpdates(config, Alternation(schedules=schedules, block=2, recording=fast))
-    monitor = SimpleNamespace(note=lambda event: None, show=lambda progress: None, row=rows.append)
+    monitor = SimpleNamespace(record=lambda event: None, refresh=lambda progress: None, row=rows.append)
     parts = Parts(
         config=config,
         plan=plan,

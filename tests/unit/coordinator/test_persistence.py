@@ -123,7 +123,7 @@ def test_only_a_run_that_keeps_checkpoints_is_said_to_go_on(tmp_path: Path) -> N
         supply = SimpleNamespace(position=lambda update: SourceState(epoch=0, cursor=update)) if keeps else None
         folder, learner = RunFolder(tmp_path), WritingLearner()
         persistence = Persistence(config=config, folder=folder, learner=learner, supply=supply)  # type: ignore
-        parts = SimpleNamespace(persistence=persistence, monitor=SimpleNamespace(say=lines.append))
+        parts = SimpleNamespace(persistence=persistence, monitor=SimpleNamespace(print=lines.append))
         asyncio.run(Coordinator(config=config, parts=parts, update=3).finish())  # type: ignore[arg-type]
         return lines[0]
 

@@ -62,7 +62,7 @@ def trained(
     sizes, learner, folder = GroupSizes(config), SavingLearner(), RunFolder(Path(config.run.folder))
     supply = SampledSupply(config, build_source(config.tasks), Sampling(), sizes)  # type: ignore[arg-type]
     saved = {"learner": learner, "supply": None if alternation.schedules else supply, "controls": (sizes,)}
-    quiet = SimpleNamespace(note=lambda e: None, show=lambda p: None, say=say, row=rows.append)
+    quiet = SimpleNamespace(record=lambda e: None, refresh=lambda p: None, print=say, row=rows.append)
     parts = Parts(
         config=config,
         plan=AlternatingUpdates(config, alternation),

@@ -46,11 +46,11 @@ def test_peaks_are_of_the_phase_in_which_memory_was_held() -> None:
     process.kill()
     process.wait()
     seen.enter("step")
-    row = seen.into(made_row())
+    row = seen.add_memory(made_row())
     assert row.memory_peaks["rollout"]["servers"] > 80 << 20
     assert row.memory_peaks["step"].get("servers", 0) < 80 << 20
     assert row.host_memory_bytes > row.memory_peaks["step"]["coordinator"] // 2 > 10_000_000
-    assert "rollout" not in seen.into(made_row()).memory_peaks
+    assert "rollout" not in seen.add_memory(made_row()).memory_peaks
 
 
 def test_samples_are_taken_while_the_run_goes_on() -> None:
@@ -60,7 +60,7 @@ def test_samples_are_taken_while_the_run_goes_on() -> None:
     time.sleep(0.3)
     process.kill()
     process.wait()
-    row = seen.into(made_row())
+    row = seen.add_memory(made_row())
     seen.close()
     assert row.memory_peaks["rollout"]["servers"] > 60 << 20
 
@@ -70,7 +70,7 @@ def test_gpu_memory_is_told_by_holder(monkeypatch: pytest.MonkeyPatch) -> None:
         memory_bytes=50, limit_bytes=80, utilisation=0.5, by_process={psutil.Process().pid: 30, 999_999_999: 20}
     )
     monkeypatch.setattr(resource_monitor, "gpu_use", lambda: use)
-    row = MemoryWatch(every_s=0).into(made_row())
+    row = MemoryWatch(every_s=0).add_memory(made_row())
     assert row.memory_peaks["rollout"]["gpu coordinator"] == 30
     assert row.memory_peaks["rollout"]["gpu others"] == 20
     assert (row.gpu_memory_bytes, row.gpu_utilisation) == (50, 0.5)

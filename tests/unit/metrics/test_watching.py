@@ -44,7 +44,7 @@ def test_a_line_says_what_the_update_did() -> None:
 def test_without_a_terminal_one_plain_line_an_update_is_printed() -> None:
     text = io.StringIO()
     console = Console(live=True, file=text)
-    console.show(Progress(update=0, updates=2, phase="rollout", elapsed_s=0.5))
+    console.refresh(Progress(update=0, updates=2, phase="rollout", elapsed_s=0.5))
     assert text.getvalue() == ""
     for update in range(2):
         console.row(made_row(update))
@@ -82,8 +82,8 @@ def test_a_monitor_records_rows_events_and_trajectories_and_ends_with_a_report(t
     folder = start_run(config)
     monitor = open_monitor(config, folder, decode=lambda ids: "")
     for update in range(2):
-        monitor.note(TrajectoryLost(id=TrajectoryId(update, 0, 0), reason="x", at_s=1.0))
-        monitor.show(Progress(update=update, updates=2, phase="rollout", elapsed_s=0.0))
+        monitor.record(TrajectoryLost(id=TrajectoryId(update, 0, 0), reason="x", at_s=1.0))
+        monitor.refresh(Progress(update=update, updates=2, phase="rollout", elapsed_s=0.0))
         tracing.record(tracing.UPDATE_LANE, "suffix", 1.0, 2.0, update=update)
         monitor.row(made_row(update))
     monitor.close()

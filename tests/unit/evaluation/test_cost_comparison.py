@@ -14,20 +14,13 @@ from megathunder.config import Config
 from megathunder.config.toml import to_toml
 from megathunder.errors import UserError
 from megathunder.evaluation import Attempt, score
-from megathunder.evaluation.cadence import (
-    Curve,
-    Evaluation,
-    append_evaluation,
-    compare,
-    forget_evaluations,
-    read_evaluations,
-    shared_ks,
-)
+from megathunder.evaluation import command as evaluate
+from megathunder.evaluation.cost_comparison import Curve, compare, shared_ks
+from megathunder.evaluation.history import Evaluation, append_evaluation, forget_evaluations, read_evaluations
 from megathunder.metrics.row import encode_row
 from megathunder.metrics.run_folder import RunFolder
 from tests.unit.config.config_cases import change
 from tests.unit.metrics.made_run import made_row
-from tools import evaluate
 
 STUDENT = Path(__file__).resolve().parents[3] / "examples" / "policies" / "student"
 
@@ -146,11 +139,11 @@ def test_runs_whose_settings_give_other_tasks_are_refused_before_a_server_is_sta
     def never(*_: object) -> None:
         raise AssertionError("a server was started")
 
-    monkeypatch.setattr("evaluating.arguments.open_session", never)
+    monkeypatch.setattr("megathunder.evaluation.request.open_session", never)
     daemon = ("--sandbox.backend", "docker", "--sandbox.docker-host", f"unix://{tmp_path}/none.sock")
     single = ("--checkpoint", STUDENT, "--tasks", "shell", "--json", tmp_path / "one.json")
     assert "no Docker daemon" in refused(capsys, *single, *daemon)
-    monkeypatch.setattr("evaluating.arguments.CHECKS", ())
+    monkeypatch.setattr("megathunder.evaluation.request.CHECKS", ())
     folders = [
         made_folder(
             tmp_path / name, "sync", [2, 3], 0.2, learner__model=str(STUDENT), tasks__kinds=(kind,), tasks__heldout=5
@@ -173,7 +166,7 @@ def test_an_interrupted_evaluation_says_where_its_attempts_are(tmp_path, capsys,
         await asyncio.sleep(30)
 
     monkeypatch.setattr(evaluate, "scores", interrupted)
-    monkeypatch.setattr("evaluating.arguments.CHECKS", ())
+    monkeypatch.setattr("megathunder.evaluation.request.CHECKS", ())
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored behind a shell's &
     try:
         assert evaluate.main(["--checkpoint", str(STUDENT), "--json", str(tmp_path / "one.json")]) == 130

@@ -18,7 +18,7 @@ from megathunder.config import Config
 from megathunder.config.tasks import KINDS
 from megathunder.errors import ConfigError
 from megathunder.evaluation.attempts import LIMITS
-from megathunder.evaluation.cadence import Evaluation
+from megathunder.evaluation.history import Evaluation
 from megathunder.tasks import Task
 
 SAMPLING_CHECKS = ("rollout.temperature", *(f"rollout.{name}" for name in LIMITS))
@@ -26,7 +26,7 @@ OF_TASKS = ("tasks.source", "tasks.path", "tasks.kinds", "tasks.heldout", "tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
+class ScoreBasis:
     """What one score is a score of; `tasks` has a mark for each, equal where the task is."""
 
     name: str
@@ -34,27 +34,27 @@ class Scored:
     tasks: frozenset[str]
 
 
-def scored_now(name: str, config: Config, tasks: Sequence[Task]) -> Scored:
+def planned_basis(name: str, config: Config, tasks: Sequence[Task]) -> ScoreBasis:
     """`tasks`, about to be evaluated with the settings `config`."""
     marks = (blake2b(msgspec.msgpack.encode(task), digest_size=16).hexdigest() for task in tasks)
-    return Scored(name=name, config=config, tasks=frozenset(marks))
+    return ScoreBasis(name=name, config=config, tasks=frozenset(marks))
 
 
-def scored_then(name: str, config: Config, evaluation: Evaluation) -> Scored:
+def recorded_basis(name: str, config: Config, evaluation: Evaluation) -> ScoreBasis:
     """What a run with the settings `config` evaluated itself. Ids of repositories and terminal tasks are their names;
     those of other tasks are numbers, which mean the same only with the same settings."""
     tasks = config.tasks
     told: list[object] = [tasks.source, tasks.max_turns]
     if tasks.source in KINDS:
         told += [tasks.path, tasks.kinds or KINDS[tasks.source], tasks.latency_scale]
-    return Scored(
+    return ScoreBasis(
         name=f"{name} after {evaluation.updates} updates",
         config=config,
         tasks=frozenset(f"{told} {result.kind} {result.task_id}" for result in evaluation.score.by_task),
     )
 
 
-def refuse_unlike(scores: Sequence[Scored], *, remedy: str) -> None:
+def require_comparable(scores: Sequence[ScoreBasis], *, remedy: str) -> None:
     """Raise ConfigError unless all `scores` are of the same."""
     for other in scores[1:]:
         first, same = scores[0], scores[0].tasks == other.tasks

@@ -1,4 +1,4 @@
-"""Several runs: what their policies score against what they cost. Called by tools/evaluate.py."""
+"""Several runs: what their policies score against what they cost. Called by `command.py`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.comparison.costs import Panel, Series, draw_costs
-from evaluating.arguments import Asked, attempt_logs, heldout, prepared, scores
-from evaluating.tables import show_comparison
 from megathunder.config.load import load_config
 from megathunder.errors import ConfigError
 from megathunder.evaluation import Score
-from megathunder.evaluation.alike import refuse_unlike, scored_now, scored_then
-from megathunder.evaluation.cadence import Comparison, Curve, Evaluation, compare, read_evaluations, shared_ks
+from megathunder.evaluation.comparable import planned_basis, recorded_basis, require_comparable
+from megathunder.evaluation.cost_comparison import Comparison, Curve, compare, shared_ks
+from megathunder.evaluation.cost_figure import Panel, Series, draw_costs
+from megathunder.evaluation.history import Evaluation, read_evaluations
+from megathunder.evaluation.request import EvaluationRequest, attempt_logs, heldout, prepared, scores
+from megathunder.evaluation.score_tables import show_comparison
 from megathunder.metrics.row import read_rows
 from megathunder.metrics.run_folder import RunFolder, open_folder
 
@@ -61,8 +62,12 @@ def recorded(folders: Sequence[RunFolder]) -> list[Curve]:
         )
         for folder in folders
     ]
-    refuse_unlike(
-        [scored_then(str(f.path), f.read_config(), e) for f, curve in zip(folders, curves) for e in curve.evaluations],
+    require_comparable(
+        [
+            recorded_basis(str(f.path), f.read_config(), e)
+            for f, curve in zip(folders, curves)
+            for e in curve.evaluations
+        ],
         remedy="compare runs that were evaluated alike, or train with run.export_every and name --tasks: then every "
         "policy is evaluated anew",
     )
@@ -75,9 +80,9 @@ def evaluated(
     """A curve of every run, whose policies at its cadence are evaluated now; nothing is started for runs that cannot
     be compared."""
     policies = [policies_of(folder) for folder in folders]
-    runs = [asked_of(f, tuple(found.values()), options, settings) for f, found in zip(folders, policies)]
-    refuse_unlike(
-        [scored_now(str(folder.path), run.config, run.tasks) for folder, run in zip(folders, runs)],
+    runs = [request_for(f, tuple(found.values()), options, settings) for f, found in zip(folders, policies)]
+    require_comparable(
+        [planned_basis(str(folder.path), run.config, run.tasks) for folder, run in zip(folders, runs)],
         remedy="settings come from each run's own config.toml: give those named above for all runs on this command "
         "line, or one --config FILE",
     )
@@ -105,7 +110,9 @@ def policies_of(folder: RunFolder) -> dict[int, Path]:
     return {0: Path(folder.read_config().learner.model).absolute(), **found}
 
 
-def asked_of(folder: RunFolder, policies: tuple[Path, ...], options: argparse.Namespace, settings: list[str]) -> Asked:
+def request_for(
+    folder: RunFolder, policies: tuple[Path, ...], options: argparse.Namespace, settings: list[str]
+) -> EvaluationRequest:
     """`policies` on the tasks that --tasks and the settings name; says where the run was trained on others."""
     given = any(word.partition("=")[0] == "--config" for word in settings)
     file = [] if given else ["--config", str(folder.config)]
@@ -118,7 +125,7 @@ def asked_of(folder: RunFolder, policies: tuple[Path, ...], options: argparse.Na
     ]
     if others:
         print(f"note: {folder.path} was trained with {'; '.join(others)}", flush=True)
-    return Asked(config=config, tasks=heldout(config, options.tasks), policies=policies)
+    return EvaluationRequest(config=config, tasks=heldout(config, options.tasks), policies=policies)
 
 
 def curve_of(folder: RunFolder, results: dict[int, Score]) -> Curve:

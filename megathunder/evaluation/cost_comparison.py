@@ -6,32 +6,16 @@
 
 Hours are step walls times the GPUs (machines) that the run holds: set-up and evaluation are left out, so that a run
 that is evaluated more often does not look dearer. Every figure counts lost attempts as wrong. Called by
-tools/evaluate.py; the coordinator writes `Evaluation` lines.
+`compare_runs.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
-from megathunder.errors import UserError
-from megathunder.evaluation.estimate import Estimate, Score
-
-
-class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """The policy after `updates` updates, and what it had cost. A line of `evaluations.jsonl`."""
-
-    updates: int
-    policy_version: int
-    device_hours: float
-    score: Score
-
-    def pass_at(self, k: int) -> Estimate | None:
-        """None where too few attempts were made."""
-        found = (row.over_all for row in self.score.pass_at if row.k == k and row.over_all.value is not None)
-        return next(found, None)
+from megathunder.evaluation.history import Evaluation
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,33 +93,3 @@ def common_budget(curves: Sequence[Curve], k: int) -> float:
 def shared_ks(curves: Sequence[Curve], ks: Sequence[int]) -> list[int]:
     """Those of `ks` of which every run has a pass@k."""
     return [k for k in ks if curves and all(curve.points(k) for curve in curves)]
-
-
-def append_evaluation(path: Path, evaluation: Evaluation) -> None:
-    """Add a line."""
-    with path.open("ab") as file:
-        file.write(msgspec.json.encode(evaluation) + b"\n")
-
-
-def read_evaluations(path: Path) -> tuple[Evaluation, ...]:
-    """Every whole line, ordered by updates; of two for one update the later. Raises UserError for a damaged one."""
-    found: dict[int, Evaluation] = {}
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    for number, line in enumerate(lines, 1):
-        try:
-            evaluation = msgspec.json.decode(line, type=Evaluation)
-        except msgspec.MsgspecError as error:
-            raise UserError(
-                f"{path}, line {number}: {error}",
-                expected="an evaluation, as the run wrote it",
-                remedy=f"restore the file, or delete that line: sed -i {number}d {path}",
-            ) from None
-        found[evaluation.updates] = evaluation
-    return tuple(found[updates] for updates in sorted(found))
-
-
-def forget_evaluations(path: Path, after: int) -> None:
-    """Drop those of policies with more than `after` updates: they will be made again."""
-    if path.exists():
-        kept = [e for e in read_evaluations(path) if e.updates <= after]
-        path.write_bytes(b"".join(msgspec.json.encode(evaluation) + b"\n" for evaluation in kept))

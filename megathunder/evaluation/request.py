@@ -99,7 +99,7 @@ def check_independence(config: Config, attempts: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class EvaluationRequest:
     """What is to be evaluated: model folders of one architecture, on tasks, with settings."""
 
     config: Config
@@ -107,26 +107,26 @@ class Asked:
     policies: tuple[Path, ...]
 
 
-def attempt_logs(asked: Asked, outs: Sequence[Path]) -> list[AttemptLog]:
+def attempt_logs(request: EvaluationRequest, outs: Sequence[Path]) -> list[AttemptLog]:
     """The attempts at each policy, kept beside `outs`; raises UserError where they are those of another evaluation."""
     return [
-        AttemptLog(out.with_name(f"{out.name}.attempts.jsonl"), plan_of(asked.config, folder, asked.tasks))
-        for folder, out in zip(asked.policies, outs)
+        AttemptLog(out.with_name(f"{out.name}.attempts.jsonl"), plan_of(request.config, folder, request.tasks))
+        for folder, out in zip(request.policies, outs)
     ]
 
 
 async def scores(
-    asked: Asked, logs: Sequence[AttemptLog], attempts: int, ks: list[int], server_logs: Path
+    request: EvaluationRequest, logs: Sequence[AttemptLog], attempts: int, ks: list[int], server_logs: Path
 ) -> list[Score]:
     """The score of each policy; they share the servers."""
-    tasks = asked.tasks
+    tasks = request.tasks
     left = [missing(tasks, attempts, log) for log in logs]
-    for folder, count in zip(asked.policies, left):
+    for folder, count in zip(request.policies, left):
         kept = len(tasks) * attempts - count
         print(f"{folder}: {len(tasks)} tasks, {attempts} attempts each: {count} to make, {kept} kept", flush=True)
-    todo = [(folder, log) for folder, log, count in zip(asked.policies, logs, left) if count]
+    todo = [(folder, log) for folder, log, count in zip(request.policies, logs, left) if count]
     if todo:
-        async with open_session(asked.config, todo[0][0], server_logs) as session:
+        async with open_session(request.config, todo[0][0], server_logs) as session:
             for number, (folder, log) in enumerate(todo):
                 if number:
                     await session.load(folder, number)

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from megathunder.evaluation import Score
-from megathunder.evaluation.cadence import Comparison
+from megathunder.evaluation.cost_comparison import Comparison
 from megathunder.evaluation.estimate import Estimate
 
 
