@@ -128,7 +128,7 @@ def _refused(error: BaseException) -> OSError | None:
 
 def system_words(error: OSError, folder: Path, way_on: str) -> str:
     """What to print for `error`: the file, why it could not be used, and what to do; `folder` is the run's."""
-    file = error.filename or _file_at(error)
+    file = error.filename or (_file_at(error) if error.errno in FULL else "")
     why = error.strerror or str(error)
     if error.errno not in FULL:
         places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
@@ -149,7 +149,7 @@ def system_words(error: OSError, folder: Path, way_on: str) -> str:
 
 
 def _file_at(error: OSError) -> str:
-    """The file in hand where `error` was raised: a write has no name to tell."""
+    """The file in hand where a write to a full disk failed: a write has no name to tell, and a path is near it."""
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         own = getattr(frame.f_locals.get("self"), "__dict__", {})
         for value in (*frame.f_locals.values(), *own.values()):

@@ -284,6 +284,8 @@ def _learn(
     from megathunder.learner import cpu  # torch and Megatron are imported after the checks have passed
 
     cpu.import_megatron()
+    import torch
+
     from megathunder.learner.learner import Learner
     from megathunder.learner.parallel import initialize, shutdown
     from megathunder.learner.transport.link import CellLink, LeaderLink
@@ -313,6 +315,7 @@ def _learn(
             token=endpoint.token,
             host=socket.gethostname(),
             package=this_package(),
+            device=torch.cuda.get_device_name(layout.device) if layout.device.type == "cuda" else "",
             local_parameters=learner.local_parameters,
         )
         leader = LeaderLink(endpoint, hello, coordinator.alive if coordinator else lambda: True)

@@ -391,6 +391,7 @@ class Hello(Wire):
     token: str
     host: str
     package: Identity
+    device: str = ""  # of its leader: "NVIDIA H200", "" on a CPU
     local_parameters: int = 0
 
 

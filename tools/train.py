@@ -24,7 +24,7 @@ if __name__ == "__main__":
 
 from rich.console import Console
 
-from megathunder.checkpoint.resume import find_resumption
+from megathunder.checkpoint.resume import find_resumption, nothing_to_resume
 from megathunder.config import Config
 from megathunder.config.checks import check, check_plan, notes
 from megathunder.config.hub import resolve_models
@@ -122,11 +122,11 @@ def join(argv: list[str], ranks: Ranks, meeting: Rendezvous) -> int:
 
 
 def resumed_update(config: Config, folder: RunFolder) -> int:
-    """The first update to take, by the newest complete checkpoint; raises ConfigError if `config` does not fit it."""
+    """The first update to take, by the newest complete checkpoint; raises ConfigError where there is none to go on
+    from, or if `config` does not fit it."""
     found = find_resumption(config, folder.checkpoints)
     if found is None:
-        print(f"note: --run.resume finds no complete checkpoint in {folder.checkpoints}; the run starts anew")
-        return 0
+        raise nothing_to_resume(folder.path)
     print(f"note: resuming {found.folder}: {found.state.update} updates are done")
     for change in found.changed:
         print(f"note: changed from update {found.state.update} on: {change}")

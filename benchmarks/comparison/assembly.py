@@ -66,6 +66,6 @@ async def _assemble_replay(
             servers=NoServers(),
             learner=learner,
             shape=read_model_shape(config.learner.model),
-            peak_flops=peak_flops(config, learner.ranks),
+            peak_flops=peak_flops(config, learner),
             publishes=False,
         )

@@ -48,6 +48,18 @@ def way_on(checkpoints: Path) -> str:
     return "no checkpoint was saved (run.checkpoint_every); --run.overwrite starts anew"
 
 
+def nothing_to_resume(run: Path) -> ConfigError:
+    """What to say where `run` has no complete checkpoint: which runs beside it have one."""
+    runs = sorted(path.name for path in run.parent.glob("*") if newest(path / "checkpoints", lambda _: None))
+    there = f"runs with one in {run.parent}: {', '.join(runs)}" if runs else f"no run in {run.parent} has one"
+    seen = "has no complete checkpoint" if run.is_dir() else "does not exist"
+    return ConfigError(
+        f"--run.resume and {run} {seen}",
+        expected=f"a run with a complete checkpoint; {there}",
+        remedy="name one of these (--run.name), or leave out --run.resume (--run.overwrite if the folder exists)",
+    )
+
+
 def find_resumption(config: Config, checkpoints: Path) -> Resumption | None:
     """The newest complete checkpoint in `checkpoints`, or None; ConfigError if `config` cannot go on from it."""
     folder = newest(checkpoints, log.warning)

@@ -25,7 +25,7 @@ from megathunder.coordinator.supply import SampledSupply, Servers, Supply
 from megathunder.coordinator.update_plan import ConfiguredUpdates, UpdatePlan
 from megathunder.metrics.monitor import Monitor, open_monitor
 from megathunder.metrics.run_folder import RunFolder
-from megathunder.planning.flops import measured_peak
+from megathunder.planning.flops import known_peak, measured_peak
 from megathunder.rewards.grading import grade
 from megathunder.rollout.agents.collector import Collector
 from megathunder.rollout.routing import build_router
@@ -114,7 +114,7 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
             servers=servers,
             learner=learner,
             shape=read_model_shape(config.learner.model),
-            peak_flops=peak_flops(config, learner.ranks),
+            peak_flops=peak_flops(config, learner),
             devices=_devices(config, learner),
             drafting=drafts,
         )
@@ -157,11 +157,14 @@ def _tokenizer(folder: str) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def peak_flops(config: Config, ranks: int) -> float:
-    """Operations a second of all learner ranks at their best; measured on this core where it is a CPU."""
+def peak_flops(config: Config, learner: LearnerClient) -> float:
+    """FLOP/s of all learner ranks at their best: as set, as known of the GPU by its name (0 where it is not), or
+    measured on this core."""
     if config.metrics.peak_flops:
-        return config.metrics.peak_flops * ranks
-    return measured_peak() * ranks if resolve_device(config.learner.device) == "cpu" else 0.0
+        return config.metrics.peak_flops * learner.ranks
+    if resolve_device(config.learner.device) == "cpu":
+        return measured_peak() * learner.ranks
+    return sum(known_peak(hello.device) * hello.ranks for hello in learner.hellos.values())
 
 
 def _devices(config: Config, learner: LearnerClient) -> int:

@@ -8,6 +8,7 @@
 
     KL    + coefficient * unit * sum_t (exp(d_t) - d_t - 1),  d_t = log ref_t - log pi_t   (k3, not times the advantage)
 
+Log-ratios and d_t are clamped to [-20, 20], as verl does, so that no exponential is infinite.
 A row of scale 0 contributes exactly 0 to all but the KL term, whatever its ratios are. pi_engine is the engine's
 log-probability, or that of the weights that sampled, computed by the learner. Called by `backward.py`.
 """
@@ -21,6 +22,8 @@ from torch import Tensor
 
 from megathunder.config.root import Config
 from megathunder.learner.passes.packing import MicroBatch
+
+LARGEST_LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +57,7 @@ class TokenLoss:
 
     def row_divergences(self, batch: MicroBatch, logprobs: Tensor) -> Tensor:
         """[R]: sum_t k3_t of each row against `batch.reference`; differentiable in `logprobs` [N]."""
-        d = batch.reference - logprobs
+        d = (batch.reference - logprobs).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
         rows = torch.zeros(len(batch.pieces), dtype=logprobs.dtype, device=logprobs.device)
         return rows.index_add(0, batch.row_of, d.exp() - d - 1.0)
 
@@ -64,7 +67,8 @@ class TokenLoss:
             return self._quiet(batch, batch.teacher - logprobs)
         if not self.clips and self.importance_cap <= 0:
             return torch.ones_like(logprobs)
-        ratio = (logprobs - (batch.engine if batch.old is None else batch.old)).exp()
+        difference = logprobs - (batch.engine if batch.old is None else batch.old)
+        ratio = difference.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
         weight = ratio.clamp(max=self.importance_cap) if self.importance_cap > 0 else ratio
         if self.clips:
             scale = batch.scales[batch.row_of]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from megathunder.checkpoint.folder import begin, commit
-from megathunder.checkpoint.resume import find_resumption, way_on
+from megathunder.checkpoint.resume import find_resumption, nothing_to_resume, way_on
 from megathunder.checkpoint.state import ControlState, RunState, read_state, write_state
 from megathunder.config import Config
 from megathunder.errors import ConfigError, UserError
@@ -127,3 +127,11 @@ def test_rows_and_trajectories_of_updates_that_are_taken_again_are_forgotten(tmp
     resume_run(folder, 2)
     assert folder.metrics.read_text() == '{"update": 0}\n{"update": 1}\n'
     assert sorted(p.name for p in folder.trajectories.iterdir()) == ["update_00000.jsonl", "update_00001.jsonl"]
+
+
+def test_a_resume_without_a_checkpoint_names_the_runs_that_have_one(tmp_path: Path) -> None:
+    save(tmp_path / "good" / "checkpoints", Config(), state())
+    (tmp_path / "bare").mkdir()
+    assert f"{tmp_path / 'typo'} does not exist" in str(nothing_to_resume(tmp_path / "typo"))
+    said = str(nothing_to_resume(tmp_path / "bare"))
+    assert "bare has no complete checkpoint" in said and f"runs with one in {tmp_path}: good" in said

@@ -13,7 +13,7 @@ from test_loop import settings
 from megathunder import launch
 from megathunder.config.toml import to_toml
 from megathunder.coordinator import process
-from megathunder.errors import system_error
+from megathunder.errors import system_error, system_words
 from megathunder.learner.checkpoint import checkpoint_status
 from megathunder.learner.transport import worker
 from megathunder.tracing import Recorder
@@ -104,3 +104,16 @@ def test_a_fault_of_the_program_keeps_its_traceback() -> None:
         assert system_error(error) is None
     refused = OSError(errno.EMFILE, "Too many open files")
     assert system_error(ExceptionGroup("", [refused, KeyError("x")])) is refused
+
+
+def test_a_refusal_that_names_no_file_is_not_blamed_on_one(tmp_path: Path) -> None:
+    class Listener:
+        def __init__(self) -> None:
+            self._folder = tmp_path / "run"
+
+        def bind(self) -> None:
+            raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    with pytest.raises(OSError) as caught:
+        Listener().bind()
+    assert system_words(caught.value, tmp_path, "start again").startswith("Address already in use (at ")

@@ -131,3 +131,22 @@ def test_masked_tokens_count_neither_in_the_sum_nor_in_the_normaliser():
     total, z = mean_of((0,) * 5 + (1, 1) + (0,) * 3)  # loss 1 a token, 2 kept, 8 masked
     assert total / z == 1.0
     assert mean_of((0,) * 10) == (0.0, 0.0)  # nothing is computed, and a normaliser of 0 takes no step
+
+
+@pytest.mark.parametrize("loss", [TokenLoss(clip_low=0.2), TokenLoss(importance_cap=1e30), TokenLoss(clip_high=0.2)])
+@pytest.mark.parametrize("difference", [100.0, 1e4, -1e4])
+def test_no_ratio_makes_a_gradient_infinite(loss, difference):
+    given = batch([-1.0 - difference, -1.0], scales=(-1.0,))
+    given.engine, given.scales = given.engine.float(), given.scales.float()
+    leaf = torch.tensor([-1.0, -1.0], requires_grad=True)
+    (loss.row_losses(given, leaf) @ given.scales).backward()
+    assert torch.isfinite(leaf.grad).all()
+
+
+def test_no_reference_makes_the_kl_term_infinite():
+    given = batch([0.0])
+    given.reference = torch.tensor([-1.0, 400.0])
+    given.row_of = torch.tensor([0, 0])
+    leaf = torch.tensor([-401.0, -1.0], requires_grad=True)
+    TokenLoss(kl_coefficient=0.1).row_divergences(given, leaf).sum().backward()
+    assert torch.isfinite(leaf.grad).all()
