@@ -25,20 +25,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from megathunder.accumulator_keys import BATCH
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.root import Config
 from megathunder.learner.learner import Learner
 from megathunder.learner.model.build_model import build_model
 from megathunder.learner.parallel import initialize
-from megathunder.types import (
-    BATCH,
-    ContributionId,
-    Differentiate,
-    FinishCheckpoint,
-    SaveCheckpoint,
-    TakeStep,
-    TrainRow,
-)
+from megathunder.types import ContributionId, Differentiate, FinishCheckpoint, SaveCheckpoint, TakeStep, TrainRow
 
 SMOLLM2 = {
     "architectures": ["LlamaForCausalLM"],

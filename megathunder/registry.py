@@ -230,9 +230,13 @@ REWARDS: Registry[Callable[..., Any]] = Registry(
 )
 ENVIRONMENTS: Registry[Callable[..., Any]] = Registry("environment", parameters=())
 AGENTS: Registry[Callable[..., Any]] = Registry("agent", parameters=("task", "client", "sandbox"))
-OBJECTIVES: Registry[Callable[..., Any]] = Registry("objective")
-ADVANTAGES: Registry[Callable[..., Any]] = Registry("advantage", parameters=("rewards",))
-SCHEDULES: Registry[Any] = Registry("schedule")
+OBJECTIVES: Registry[Callable[..., Any]] = Registry(
+    "objective", parameters=("config",), modules=("megathunder.objectives.grpo", "megathunder.objectives.opd")
+)
+ADVANTAGES: Registry[Any] = Registry(
+    "advantage", parameters=("rewards",), modules=("megathunder.objectives.advantage",)
+)
+SCHEDULES: Registry[Any] = Registry("schedule", modules=("megathunder.schedule.schedules",))
 TRANSPORTS: Registry[Callable[..., Any]] = Registry("transport")
 ROUTING_POLICIES: Registry[Callable[..., Any]] = Registry("routing policy")
 MODEL_FAMILIES: Registry[Any] = Registry("model family", modules=("megathunder.learner.model.families",))

@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from megathunder.accumulator_keys import AccumulatorKey, FoldTerm
 from megathunder.identity import Identity
 
 
@@ -47,31 +48,6 @@ class ContributionId(NamedTuple):
     def __str__(self) -> str:
         suffix = "" if self.turn < 0 else f"/s{self.turn}"
         return f"u{self.update}/g{self.group}/t{self.trajectory}{suffix}"
-
-
-class AccumulatorKind(str, Enum):
-    BATCH = "batch"
-    CLASS = "class"
-    MOMENT = "moment"
-    PER_TRAJECTORY = "per_trajectory"
-
-
-class AccumulatorKey(NamedTuple):
-    """Names one gradient accumulator of a cell.
-
-    kind            group   slot
-    batch           -1      0                 the update's own buffer (Megatron's gradient buffer)
-    class           group   value index       sum of g_i over trajectories whose reward is the value-th distinct one
-    moment          group   0: sum g_i, 1: sum r_i g_i
-    per_trajectory  group   trajectory index  g_i alone (content-ready release, SALT)
-    """
-
-    kind: AccumulatorKind
-    group: int = -1
-    slot: int = 0
-
-
-BATCH = AccumulatorKey(AccumulatorKind.BATCH)
 
 
 class Role(str, Enum):
@@ -222,18 +198,10 @@ class TrainRow(Wire):
     cuts: tuple[int, ...] = ()
 
 
-class FoldTerm(NamedTuple):
-    """target += coefficient * source"""
-
-    source: AccumulatorKey
-    target: AccumulatorKey
-    coefficient: float
-
-
 class Differentiate(Wire):
     """One packed micro-batch: forward and backward of `rows`, added to `target` with each row's own scale.
 
-    Kind "moment" adds the gradient to slot 0 and reward * gradient to slot 1 (one row an item; `reward` is r_i).
+    A moment target adds features[k] * gradient to slot k (one row per item; `features` are 1, r_1, ..., r_K).
     `last` marks rows whose chain is complete, so cached context is replayed and freed (prefix-cut release):
 
     release        rows with last = False                             rows with last = True
@@ -253,7 +221,7 @@ class Differentiate(Wire):
     policy_version: int
     target: AccumulatorKey
     rows: tuple[TrainRow, ...]
-    reward: float = 0.0
+    features: tuple[float, ...] = ()
     last: bool = True
     release: Literal["", "trajectory", "turn", "turn_forward"] = ""
 

@@ -40,6 +40,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 SHARED = {
     "types",
+    "accumulator_keys",
     "errors",
     "tracing",
     "jsonl",
@@ -52,7 +53,7 @@ SHARED = {
     "config",
 }
 COMPOSERS = {"loop", "launch", "coordinator"}
-TORCH_FREE = {"schedule", "simulator", "objectives", "config", "types", "errors", "tracing", "registry", "processes"}
+TORCH_FREE = SHARED - {"jsonl", "rendezvous"} | {"schedule", "simulator", "objectives"}
 TORCH_ALLOWED_FILES = {"tests/oracles/objective_losses.py"}
 MEGATRON_ROOMS = {"learner", "publish"}
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_COLUMNS = 400, 80, 120

@@ -108,6 +108,13 @@ def balance(json: Path, figure: Path | None = None) -> None:
     console.print(table)
 
 
+def releases_by_turn(objective: str) -> bool:
+    """Whether a turn is a contribution; UserError where the objective is unknown."""
+    if objective not in ("grpo", "opd"):
+        raise UserError(f"objective {objective!r}", expected="grpo or opd", remedy="name one of them")
+    return objective == "opd"
+
+
 def plan(
     parameters: float,
     gpus: int,
@@ -157,7 +164,7 @@ def plan(
         active_parameters=active_parameters or parameters,
         gpu=plans.gpu_named(gpu),
         gpus=gpus,
-        objective=objective,
+        by_turn=releases_by_turn(objective),
         trajectories=trajectories,
         turns=turns,
         prompt_tokens=prompt_tokens,

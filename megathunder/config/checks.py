@@ -25,10 +25,10 @@ from megathunder.config.root import Config
 
 SETTINGS_CHECKS = (
     check_ranges,
-    cross_checks.check_group_size,
     cross_checks.check_group_control,
     cross_checks.check_ratio_limits,
     check_compatibility,
+    cross_checks.check_objective_and_schedule,
     cross_checks.check_penalties,
     cross_checks.check_task_kinds,
     cross_checks.check_batch_size,

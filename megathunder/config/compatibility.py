@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from megathunder.config.root import Config
 from megathunder.errors import ConfigError
+from megathunder.registry import SCHEDULES
 
 DELAYED = "one_step_off"
 KNOWN_COEFFICIENTS = ("sync", "periodic_async", DELAYED)
@@ -88,9 +89,10 @@ def _objective_conflicts(config: Config) -> Iterator[Conflict]:
 
 def _schedule_conflicts(config: Config) -> Iterator[Conflict]:
     streaming, release = config.streaming, config.streaming.release
-    if config.schedule == DELAYED and (release != "trajectory" or streaming.content_ready):
+    if SCHEDULES.get(config.schedule).samples_ahead and (release != "trajectory" or streaming.content_ready):
         yield Conflict(
-            f"schedule = {DELAYED!r} with streaming.release = {release!r}, content_ready = {streaming.content_ready}",
+            f"schedule = {config.schedule!r} with streaming.release = {release!r}, content_ready = "
+            f"{streaming.content_ready}",
             "release = 'trajectory', content_ready = false: activations kept from before the step are stale",
             "set streaming.release = 'trajectory' and content_ready = false, or schedule = 'thundersync'",
         )
@@ -107,7 +109,7 @@ def _clip_conflicts(config: Config) -> Iterator[Conflict]:
             "one correction of the ratio, clipped or truncated",
             "set grpo.importance_cap = 0, or both clips to 0",
         )
-    if config.schedule not in KNOWN_COEFFICIENTS:
+    if SCHEDULES.get(config.schedule).opens_groups:
         yield Conflict(
             f"{seen} with schedule = {config.schedule!r}",
             f"{', '.join(KNOWN_COEFFICIENTS)}: the sign of the advantage, known at the backward pass, decides on which "

@@ -7,17 +7,15 @@ from collections.abc import Iterator
 from megathunder.config.root import Config
 from megathunder.config.tasks import check_kinds
 from megathunder.errors import ConfigError
+from megathunder.registry import OBJECTIVES, SCHEDULES
 
 LEASE_GRACE_S = 30.0  # of a sandbox beyond what runs in it: waiting for places, copies
 
 
-def check_group_size(config: Config) -> None:
-    if config.objective == "grpo" and config.run.group_control == "fixed" and config.run.group_size < 2:
-        raise ConfigError(
-            f"run.group_size = {config.run.group_size} with grpo.advantage = {config.grpo.advantage!r}",
-            expected="at least 2: an attempt is compared with the others of its group, alone its advantage is 0 or 0/0",
-            remedy="set run.group_size to 4 or more, or --objective opd, which compares nothing",
-        )
+def check_objective_and_schedule(config: Config) -> None:
+    """The objective exists, and so does all that it needs of the other settings."""
+    OBJECTIVES.get(config.objective)(config).check(config)
+    SCHEDULES.get(config.schedule)
 
 
 def check_group_control(config: Config) -> None:

@@ -123,8 +123,11 @@ def _with_absolute_paths(config: Config, folder: Path) -> Config:
         return value if not found and is_hub_id(value) else str(found or Path.cwd() / Path(value).expanduser())
 
     changed = {}
-    for name, (kind, _) in annotations(Config).items():
+    for name, (kind, marks) in annotations(Config).items():
         section = getattr(config, name)
+        if REFERENCE in marks:
+            changed[name] = absolute(section, REFERENCE)
+            continue
         marked = {
             key: absolute(getattr(section, key), mark)
             for key, (_, extra) in (annotations(kind) if dataclasses.is_dataclass(kind) else {}).items()

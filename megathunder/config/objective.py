@@ -5,17 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from megathunder.config.field_types import InputPath, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from megathunder.config.field_types import (
+    InputPath,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Reference,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpoConfig:
     """[grpo] group relative policy optimisation."""
 
-    advantage: Literal["std", "sample_std", "none", "leave_one_out"] = "std"
-    """Normalisation of the group's rewards: population std, sample std, mean only (Dr. GRPO), leave-one-out."""
+    advantage: Reference = "std"
+    """Advantage from the rewards of a group: std (population), sample_std, none (mean only, Dr. GRPO), leave_one_out
+    (RLOO), reinforce_plus_plus_baseline, maxrl, pass_at_k, gdpo, or your own "file.py:f" with f(rewards) -> advantages
+    that gives equal rewards equal advantages."""
     epsilon: NonNegativeFloat = 1e-6
-    """Added to the standard deviation, outside the root."""
+    """Added to the standard deviation (maxrl: to the mean), outside the root."""
+    pass_k: PositiveInt = 2
+    """k of advantage = pass_at_k; smaller than a group."""
+    reward_weights: tuple[NonNegativeFloat, ...] = ()
+    """advantage = gdpo: weights of a trajectory's rewards in the order of their names, a length or KL penalty last;
+    empty: all 1."""
     importance_cap: NonNegativeFloat = 0.0
     """Truncate pi_learner/pi_engine at this value and use it as token weight; 0: weight 1."""
     clip_low: NonNegativeFloat = 0.0

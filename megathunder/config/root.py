@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
+from megathunder.config.field_types import Reference
 from megathunder.config.hardware import HardwareConfig
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.metrics import MetricsConfig
@@ -21,19 +21,16 @@ from megathunder.config.speculation import SpeculationConfig
 from megathunder.config.streaming import StreamingConfig
 from megathunder.config.tasks import TasksConfig
 
-ObjectiveName = Literal["grpo", "opd"]
-ScheduleName = Literal["sync", "periodic_async", "thundersync", "one_step_off"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Train a language-model agent: rollouts by SGLang, learning by Megatron-Core, exactly synchronous updates."""
 
-    objective: ObjectiveName = "grpo"
-    """`grpo` (rewards) or `opd` (a teacher)."""
-    schedule: ScheduleName = "thundersync"
+    objective: Reference = "grpo"
+    """`grpo` (rewards), `opd` (a teacher), or your own "file.py:build" with build(config) -> Objective."""
+    schedule: Reference = "thundersync"
     """When the learner works: `sync` after the batch, `periodic_async` after each group, `thundersync` after each
-    trajectory or turn, `one_step_off` on trajectories one update old."""
+    trajectory or turn, `one_step_off` on trajectories one update old, or your own "file.py:RULE"."""
     run: RunConfig = field(default_factory=RunConfig)
     sagc: SagcConfig = field(default_factory=SagcConfig)
     tasks: TasksConfig = field(default_factory=TasksConfig)

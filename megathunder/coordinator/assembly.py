@@ -25,6 +25,8 @@ from megathunder.coordinator.supply import SampledSupply, Servers, Supply
 from megathunder.coordinator.update_plan import ConfiguredUpdates, UpdatePlan
 from megathunder.metrics.monitor import Monitor, open_monitor
 from megathunder.metrics.run_folder import RunFolder
+from megathunder.objectives.base import Objective
+from megathunder.objectives.build_objective import build_objective, needs_teacher
 from megathunder.planning.flops import known_peak, measured_peak
 from megathunder.rewards.grading import grade
 from megathunder.rollout.agents.collector import Collector
@@ -61,6 +63,7 @@ class Parts:
     peak_flops: float
     devices: int = 1  # GPUs, or machines where there are none, that the run holds
     drafting: Drafting | None = None
+    objective: Objective | None = None  # with what it keeps from update to update; None: built when it is asked for
     publishes: bool = True  # False where trajectories come from a recording: no server samples with the weights
 
     def control(self) -> ServerControl:
@@ -102,7 +105,10 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
         await learner.connect(LEARNER_START_S)
         sizes = GroupSizes(config)
         supply = SampledSupply(config, source, collector, sizes)
-        persistence = Persistence(config=config, folder=folder, learner=learner, supply=supply, controls=(sizes,))
+        objective = build_objective(config)
+        persistence = Persistence(
+            config=config, folder=folder, learner=learner, supply=supply, controls=(sizes, objective)
+        )
         stack.push_async_callback(persistence.abandon)
         yield Parts(
             config=config,
@@ -117,6 +123,7 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
             peak_flops=peak_flops(config, learner),
             devices=_devices(config, learner),
             drafting=drafts,
+            objective=objective,
         )
 
 
@@ -133,7 +140,7 @@ async def _start_servers(
         speculation=config.drafting,
     )
     pools = [servers]
-    if config.objective == "opd":
+    if needs_teacher(config):
         urls, model = config.opd.teacher_urls, Path(config.opd.teacher)
         after = 0 if config.rollout.urls else config.rollout.servers
         pools.append(
@@ -172,5 +179,5 @@ def _devices(config: Config, learner: LearnerClient) -> int:
     if resolve_device(config.learner.device) == "cpu":
         return len({hello.host for hello in learner.hellos.values()})
     servers = len(config.rollout.urls) or config.rollout.servers
-    teachers = (len(config.opd.teacher_urls) or 1) if config.objective == "opd" else 0
+    teachers = (len(config.opd.teacher_urls) or 1) if needs_teacher(config) else 0
     return learner.ranks + (servers + teachers) * config.rollout.gpus_per_server

@@ -27,7 +27,10 @@ from megathunder.evaluation.history import Evaluation, append_evaluation, forget
 from megathunder.metrics.resumptions import ResumedAt, note_resumption
 from megathunder.metrics.row import read_rows
 from megathunder.metrics.run_folder import RunFolder
+from megathunder.objectives.base import Objective, Unit
+from megathunder.objectives.build_objective import build_objective
 from megathunder.schedule.scheduler import UpdateScheduler
+from megathunder.schedule.schedules import find_rule
 from megathunder.types import Command, Done, Event, Publish, ServerAddress, TakeStep
 
 SHOW_EVERY_S = 0.2
@@ -50,6 +53,7 @@ class Coordinator:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _commands: dict[int, Command] = field(default_factory=dict)
     _records: dict[int, UpdateRecord] = field(default_factory=dict)
+    _objectives: dict[str, Objective] = field(default_factory=dict)  # by the name of an update's settings
     _sampling: list[Rollouts] = field(default_factory=list)
     _learning: Rollouts | None = None
 
@@ -134,7 +138,7 @@ class Coordinator:
     def samples_ahead(self, update: int) -> bool:
         """Whether the next update's rollouts run while this one is learnt from."""
         spec = self.parts.plan.spec(update)
-        ahead = spec.config.schedule == "one_step_off"
+        ahead = find_rule(spec.config.schedule).samples_ahead
         return ahead and not spec.last and not self.stopping.is_set()
 
     def continues(self, update: int) -> bool:
@@ -158,11 +162,16 @@ class Coordinator:
 
     def schedule(self, rollouts: Rollouts) -> UpdateScheduler:
         """The ledger and queue of one update."""
-        config = self.parts.plan.spec(rollouts.update).config
+        spec = self.parts.plan.spec(rollouts.update)
+        if spec.name not in self._objectives:
+            own = self.parts.objective if spec.config is self.config else None
+            self._objectives[spec.name] = own or build_objective(spec.config)
         self._records[rollouts.update].set_policy_version(self.version)
         self._records[rollouts.update].set_start(self._acknowledged_s)
         sizes = [len(group) for group in rollouts.groups]
-        return UpdateScheduler(config, rollouts.update, self.version, sizes, self.parts.learner.cells)
+        return UpdateScheduler(
+            spec.config, rollouts.update, self.version, sizes, self.parts.learner.cells, self._objectives[spec.name]
+        )
 
     def replace_groups(self, scheduler: UpdateScheduler, rollouts: Rollouts) -> None:
         """Draw a task for each group that closed with equal rewards, as far as the objective asks for it."""
@@ -266,7 +275,7 @@ class Coordinator:
             since_start_s=self.elapsed_s,
             hours_before=self._device_hours,
             devices=self.parts.devices,
-            sizing=self.parts.sizes.observe(rollouts) if self.config.objective == "grpo" else None,
+            sizing=self.parts.sizes.observe(rollouts) if scheduler.objective.unit is Unit.TRAJECTORY else None,
         )
         self._device_hours = row.device_hours
         if self.parts.drafting is not None:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from megathunder.config.root import Config
 from megathunder.learner.passes.packing import MicroBatch
+from megathunder.objectives.build_objective import build_objective
 
 LARGEST_LOG_RATIO = 20.0
 
@@ -41,12 +42,12 @@ class TokenLoss:
 
     @classmethod
     def of(cls, config: Config) -> TokenLoss:
-        grpo = config.grpo
+        terms = build_objective(config).token_terms
         return cls(
-            importance_cap=grpo.importance_cap,
-            clip_low=grpo.clip_low,
-            clip_high=grpo.clip_high,
-            kl_coefficient=0.0 if grpo.kl_in_reward else grpo.kl_coefficient,
+            importance_cap=terms.importance_cap,
+            clip_low=terms.clip_low,
+            clip_high=terms.clip_high,
+            kl_coefficient=terms.kl_coefficient,
         )
 
     def row_losses(self, batch: MicroBatch, logprobs: Tensor) -> Tensor:

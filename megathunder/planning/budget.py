@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from megathunder.errors import ConfigError
 from megathunder.planning.footprint import accumulators_held, accumulators_of_a_group, make_memory
 from megathunder.planning.plan import Plan, in_bytes
+from megathunder.schedule.schedules import find_rule
 
 LORA_RANK = 16  # of the remedy
 
@@ -102,7 +103,7 @@ def remedies(plan: Plan, pool: MemoryPool) -> Iterator[str]:
         yield "take a smaller policy or a larger machine: not even one open group fits"
     if config.salt.active:
         yield "set salt.amplification = 0 and measure = false (plain GRPO: an accumulator a reward, not a trajectory)"
-    elif config.schedule == "thundersync" and learner.accumulator == "fp32":
+    elif find_rule(config.schedule).opens_groups and learner.accumulator == "fp32":
         yield "set schedule = 'sync' (no accumulators, no overlap)"
 
 

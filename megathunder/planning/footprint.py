@@ -27,6 +27,8 @@ from megathunder.config import Config
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.model_shape import ModelShape
 from megathunder.learner.model.pipeline_split import uneven_stages
+from megathunder.objectives.build_objective import build_objective
+from megathunder.schedule.schedules import find_rule
 
 SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 GPU_PROGRAM_BYTES = 4 << 30
@@ -143,28 +145,34 @@ def trained_parameters(shape: ModelShape, learner: LearnerConfig) -> Parameters:
 def accumulators_held(config: Config) -> tuple[int, int]:
     """(of open groups, of trajectories without a reward) a cell may hold, none for direct work. A cell holds no more
     groups than `max_open_groups`, and no more than an update has; SALT holds them under every schedule."""
-    streaming, exact = config.streaming, config.learner.accumulator == "exact"
-    apart = exact or (config.objective == "grpo" and config.salt.active)
-    whole = config.schedule in ("sync", "one_step_off", "periodic_async")  # released with their coefficients known
-    if config.objective == "opd" or (whole and not apart):
+    streaming, objective, rule = config.streaming, build_objective(config), find_rule(config.schedule)
+    apart = config.learner.accumulator == "exact" or objective.keeps_each_gradient
+    if not objective.waits_for_closure or not (rule.opens_groups or apart):
         return 0, 0
     groups = min(streaming.max_open_groups, config.prompts_at_most)
-    streams = streaming.content_ready and config.schedule == "thundersync" and not config.salt.active
-    own = streaming.max_per_trajectory_accumulators if streams else 0
-    return accumulators_of_a_group(config) * groups, own
+    # Without a reward, or with one that has neither a class nor, as a table of advantages, moments.
+    early = objective.starts_before_reward and rule.opens_groups
+    overflow = not objective.affine and _distinct_rewards(config) > objective.reward_values
+    alone = (early or overflow) and not objective.keeps_each_gradient
+    return accumulators_of_a_group(config) * groups, streaming.max_per_trajectory_accumulators if alone else 0
 
 
 def accumulators_of_a_group(config: Config) -> int:
-    """One a trajectory under SALT, else one a distinct reward: two of a verifier that says right or wrong; beyond
-    `reward_values`, two moments for all others (under exact sums every reward keeps its own)."""
-    grpo, size = config.grpo, config.group_sizes[-1]
-    shaped = config.tasks.source == "terminal" or grpo.overlong_buffer_tokens or grpo.kl_in_reward
-    distinct = size if shaped else min(2, size)
-    if config.salt.active:
-        return size
-    if config.learner.accumulator == "exact":
+    """One per trajectory under SALT, else one per distinct reward: two of a verifier that says right or wrong; beyond
+    `reward_values`, the moments for all others (1 + the number of rewards; a table of advantages has none)."""
+    objective, distinct = build_objective(config), _distinct_rewards(config)
+    if objective.keeps_each_gradient:
+        return config.group_sizes[-1]
+    if distinct <= objective.reward_values:
         return distinct
-    return distinct if distinct <= config.streaming.reward_values else config.streaming.reward_values + 2
+    return objective.reward_values + (2 if objective.affine else 0)
+
+
+def _distinct_rewards(config: Config) -> int:
+    """Distinct rewards that a group may have."""
+    grpo, size = config.grpo, config.group_sizes[-1]
+    graded = config.tasks.source == "terminal" or grpo.overlong_buffer_tokens or grpo.kl_in_reward
+    return size if graded else min(2, size)
 
 
 def sharded(trained: Parameters, learner: LearnerConfig) -> int:

@@ -14,6 +14,7 @@ from rich.table import Table
 from megathunder.config import Config
 from megathunder.config.machine_checks import GPU_MEMORY_GIB
 from megathunder.config.model_shape import ModelShape
+from megathunder.objectives.build_objective import needs_teacher
 from megathunder.planning.footprint import (
     SIZES,
     Memory,
@@ -212,7 +213,7 @@ def _updates(config: Config) -> str:
 def _processes(plan: Plan) -> str:
     config = plan.config
     started = "already running" if config.rollout.urls else "started here"
-    teacher = " + 1 teacher" if config.objective == "opd" and not config.opd.teacher_urls else ""
+    teacher = " + 1 teacher" if needs_teacher(config) and not config.opd.teacher_urls else ""
     text = f"{plan.ranks} learner rank(s) in {plan.cells} cell(s), 1 coordinator"
     if not plan.samples:
         return f"{text}, no server: recorded trajectories"

@@ -1,6 +1,6 @@
-"""Admission: how many groups with unknown coefficients a cell holds accumulators for, and how many trajectories
-without a reward. A group is bound to the cell that first works for it while its coefficients are unknown, so that
-only that cell holds its accumulators. Called by the dispatcher.
+"""Admission: how many groups with unknown weights a cell holds accumulators for, and how many trajectories that have an
+accumulator each. A group is bound to the cell that first works for it while its weights are unknown, so that only that
+cell holds its accumulators. Part of `UpdateState`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from megathunder.schedule.state import Group
 
 
 class Gates:
-    """Open groups and own accumulators of each cell."""
+    """Open groups and per-trajectory accumulators of each cell; `max_trajectories` None: no limit of their own."""
 
-    def __init__(self, *, cells: int, max_open_groups: int, max_own: int) -> None:
+    def __init__(self, *, cells: int, max_open_groups: int, max_trajectories: int | None) -> None:
         self._open: list[dict[int, Group]] = [{} for _ in range(cells)]
-        self._own = [0] * cells
-        self._max_open_groups, self._max_own = max_open_groups, max_own
+        self._trajectories = [0] * cells
+        self._max_open_groups, self._max_trajectories = max_open_groups, max_trajectories
         self.peak_open = 0
 
     def open_groups(self, cell: int) -> list[Group]:
@@ -40,11 +40,11 @@ class Gates:
     def none_open(self) -> bool:
         return not any(self._open)
 
-    def has_own_room(self, cell: int) -> bool:
-        return self._own[cell] < self._max_own
+    def has_trajectory_room(self, cell: int) -> bool:
+        return self._max_trajectories is None or self._trajectories[cell] < self._max_trajectories
 
-    def take_own(self, cell: int) -> None:
-        self._own[cell] += 1
+    def add_trajectory(self, cell: int) -> None:
+        self._trajectories[cell] += 1
 
-    def free_own(self, cell: int, count: int) -> None:
-        self._own[cell] -= count
+    def free_trajectories(self, cell: int, count: int) -> None:
+        self._trajectories[cell] -= count

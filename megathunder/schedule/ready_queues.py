@@ -1,13 +1,13 @@
 """Ready chains by the reason they may run, each queue in order of readiness.
 
     queue              holds                                             runs on
-    direct, cell      backward with a known weight; cached turns        that cell
-    direct, -1        backward with a known weight                      any cell
-    group, g          backward into accumulators of open group g        the group's cell
-    own, g            content-ready backward, reward unknown            the group's cell
-    forward, cell/-1  forward of finished turns                         that cell / any
+    direct, cell       backward with a known weight; cached turns        that cell
+    direct, -1         backward with a known weight                      any cell
+    group, g           backward into accumulators of open group g        the group's cell
+    content_ready, g   the same with the reward unknown                  the group's cell
+    forward, cell/-1   forward of finished turns                         that cell / any
 
-Called by the dispatcher, which decides the order among queues.
+Part of `UpdateState`; `next_work.py` decides the order among queues.
 """
 
 from __future__ import annotations

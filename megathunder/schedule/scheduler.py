@@ -11,14 +11,14 @@
     event                 may make runnable                                  command (accumulator)
     TurnCompleted         forward of the turn (release turn_forward)         Differentiate(last=False)
     TurnScored            backward of the turn or trajectory (OPD)           Differentiate(batch)
-    TrajectoryCompleted   content-ready backward; replay of a chain          Differentiate(own | batch)
+    TrajectoryCompleted   content-ready backward; replay of a chain          Differentiate(per_trajectory | batch)
                           comparison with the reference (KL in reward)       Score
-    Rewarded              backward; landing of an own                        Differentiate(class | moment | batch), Fold
-    the group's last      closure                                            Fold(class, moment, own -> batch)
-    TrajectoryLost        discard of an own; closure over the survivors      Fold(free)
+    Rewarded              backward; its accumulator moves                    Differentiate(class | moment | batch), Fold
+    the group's last      closure                                            Fold(all -> batch)
+    TrajectoryLost        discard of its own; closure over the survivors     Fold(free)
 
 Pure: no clock, no I/O, no randomness; `now` is whatever clock the caller has, in seconds. Called by loop.py and
-simulator/. Refuses what update_state.py and lifecycle.py refuse.
+simulator/. Refuses what events.py, answers.py and lifecycle.py refuse.
 """
 
 from __future__ import annotations
@@ -27,11 +27,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from megathunder.config.root import Config
-from megathunder.schedule.dispatcher import Dispatcher
+from megathunder.objectives.base import Objective
+from megathunder.objectives.build_objective import build_objective
+from megathunder.schedule.answers import apply_answer, start
+from megathunder.schedule.events import apply_event
 from megathunder.schedule.ledger import Drop, Ledger, LedgerCounts
-from megathunder.schedule.state import Chain
+from megathunder.schedule.next_work import WorkRules, next_ahead, next_work
+from megathunder.schedule.step_planner import refresh
 from megathunder.schedule.update_state import UpdateState
-from megathunder.schedule.work_counts import CellClock, CellTime
+from megathunder.schedule.work_counts import CellClock, CellTime, Idle
+from megathunder.schedule.work_items import WorkItem
 from megathunder.types import Differentiate, Done, Event, Fold, Score
 
 
@@ -66,54 +71,59 @@ class ScheduleReport:
 
 class UpdateScheduler:
     """See the module docstring. `group_sizes` are the trajectories of each group; `cells` how many learner cells
-    pull."""
+    pull; `objective` goes on from update to update, and is built from `config` where it is not given."""
 
     def __init__(
-        self, config: Config, update: int, policy_version: int, group_sizes: Iterable[int], cells: int = 1
+        self,
+        config: Config,
+        update: int,
+        policy_version: int,
+        group_sizes: Iterable[int],
+        cells: int = 1,
+        objective: Objective | None = None,
     ) -> None:
-        self._state = UpdateState(config, update, policy_version, self._place)
-        self._dispatcher = Dispatcher(config, self._state, cells)
+        self._state = UpdateState(config, objective or build_objective(config), update, policy_version, cells)
+        self._rules = WorkRules.of(config)
         self._clocks = [CellClock() for _ in range(cells)]
         for size in group_sizes:
             self._state.add_group(size)
-
-    def _place(self, chain: Chain) -> None:
-        self._dispatcher.place(chain)
 
     # ------------------------------------------------------------------------------------------ driving
 
     def on_event(self, event: Event, now: float) -> None:
         """A rollout event; raises StalePolicyError, IllegalMove or InfrastructureFailure (on_lost = "fail")."""
-        self._state.apply_event(event)
+        apply_event(self._state, event)
 
     def next_work(self, cell: int, now: float) -> Differentiate | Fold | Score | None:
         """Work for the free cell `cell`, or None while there is none; ask again after any event or answer."""
-        self._clocks[cell].asked(now)
-        command = self._dispatcher.next_work(cell)
-        if command is None:
-            self._clocks[cell].refused(now, self._dispatcher.refusal)
-        else:
-            self._clocks[cell].given()
-        return command
+        self._clocks[cell].on_request(now)
+        item = next_work(self._state, self._rules, cell)
+        if isinstance(item, Idle):
+            self._clocks[cell].on_refusal(now, item)
+            return None
+        return self._start(cell, item)
 
-    def next_ahead(self, cell: int, now: float) -> Differentiate | Fold | None:
+    def next_ahead(self, cell: int, now: float) -> Differentiate | Fold | Score | None:
         """Work that `cell`, which has one command in hand, does next; None where it is better to wait."""
-        command = self._dispatcher.next_ahead(cell)
-        if command is not None:
-            self._clocks[cell].given()
-        return command
+        item = next_ahead(self._state, self._rules, cell)
+        return None if item is None else self._start(cell, item)
+
+    def _start(self, cell: int, item: WorkItem) -> Differentiate | Fold | Score:
+        self._clocks[cell].on_start()
+        return start(self._state, item, prompt_affinity=self._rules.prompt_affinity)
 
     def on_done(self, done: Done, now: float) -> None:
         """A cell's answer to a command of this scheduler."""
-        self._clocks[done.cell].answered(now)
-        self._dispatcher.on_done(done)
+        self._clocks[done.cell].on_answer(now)
+        apply_answer(self._state, done)
 
     def on_step(self, stepped: bool) -> None:
         """The barrier was passed: contributions are APPLIED, or DROPPED where no step was taken."""
         if stepped:
-            self._state.ledger.apply()
+            self.ledger.apply()
         else:
-            self._state.ledger.abandon(Drop.NO_STEP)
+            self.ledger.abandon(Drop.NO_STEP)
+        self._state.objective.end_update(self._state.survivors)
 
     # ------------------------------------------------------------------------------------------ dynamic sampling
 
@@ -124,21 +134,21 @@ class UpdateScheduler:
     def add_group(self, size: int) -> int:
         """Register a replacement group of `size` trajectories; the group index its events must carry."""
         self._state.replacements_due -= 1
-        return self._state.add_group(size)
+        group = self._state.add_group(size)
+        refresh(self._state, (group,))
+        return group.index
 
     def decline_replacements(self) -> None:
         """No task is left to replace a group with: the update goes on without."""
         self._state.replacements_due = 0
-        if self._state.batch_ended:
-            self._state.place_all()
+        refresh(self._state, ())
 
     # ------------------------------------------------------------------------------------------ result
 
     @property
     def finished(self) -> bool:
         """Every trajectory has ended, every contribution is folded or dropped, every accumulator is free."""
-        state = self._state
-        return state.unended == 0 and state.replacements_due == 0 and state.ledger.settled and self._dispatcher.idle
+        return self._state.finished
 
     @property
     def normaliser(self) -> float:
@@ -148,11 +158,19 @@ class UpdateScheduler:
     @property
     def skip(self) -> bool:
         """No gradient at all: every group had equal rewards, or nothing survived."""
-        return self._state.ledger.counts.folded == 0 or self.normaliser == 0.0
+        return self.ledger.counts.folded == 0 or self.normaliser == 0.0
+
+    @property
+    def objective(self) -> Objective:
+        return self._state.objective
 
     @property
     def ledger(self) -> Ledger:
         return self._state.ledger
+
+    def counts_in_statistics(self, group: int) -> bool:
+        """Whether group `group` is part of the batch: it was not replaced, nor dropped as a whole."""
+        return self._state.groups[group].counts
 
     def cell_time(self, cell: int) -> CellTime:
         return self._clocks[cell].time
@@ -160,21 +178,19 @@ class UpdateScheduler:
     @property
     def report(self) -> ScheduleReport:
         """Counts and times so far."""
-        times = [clock.time for clock in self._clocks]
-        chains = [c for g in self._state.groups for c in g.chains]
-        attempts = [a for g in self._state.groups for a in g.attempts]
-        zero = [g for g in self._state.groups if g.closed and g.coefficients is None and self._state.grouped]
+        state, times = self._state, [clock.time for clock in self._clocks]
+        chains = [c for g in state.groups for c in g.chains]
         return ScheduleReport(
             counts=self.ledger.counts,
             busy_s=sum(t.busy_s for t in times),
             idle_s=sum(t.idle_s for t in times),
             blocked_s=sum(t.blocked_s for t in times),
             computed_tokens=sum(c.spent_tokens for c in chains),
-            wasted_tokens=sum(c.spent_tokens for c in chains if self._state.dropped(c)),
-            trained_tokens=sum(self._state.applied_tokens(c) for c in chains),
-            loss_sum=self._state.loss_sum,
-            peak_open_groups=self._dispatcher.gates.peak_open,
-            trajectories_lost=sum(a.lost for a in attempts),
-            groups_zero_advantage=len(zero),
-            tokens_by_lag=tuple(sorted(self._state.tokens_by_lag.items())),
+            wasted_tokens=sum(c.spent_tokens for c in chains if state.dropped(c)),
+            trained_tokens=sum(state.applied_tokens(c) for c in chains),
+            loss_sum=state.loss_sum,
+            peak_open_groups=state.gates.peak_open,
+            trajectories_lost=sum(t.lost for g in state.groups for t in g.trajectories),
+            groups_zero_advantage=state.groups_without_signal,
+            tokens_by_lag=tuple(sorted(state.tokens_by_lag.items())),
         )

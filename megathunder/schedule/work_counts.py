@@ -32,7 +32,7 @@ class CellClock:
         self._idle: Idle | None = None
         self._busy_s = self._idle_s = self._blocked_s = 0.0
 
-    def asked(self, now: float) -> None:
+    def on_request(self, now: float) -> None:
         """The cell asks for work: an idle stretch ends."""
         if self._in_flight:
             return
@@ -42,15 +42,15 @@ class CellClock:
             self._blocked_s += spent if self._idle is Idle.BLOCKED else 0.0
         self._since, self._idle = now, None
 
-    def refused(self, now: float, reason: Idle) -> None:
+    def on_refusal(self, now: float, reason: Idle) -> None:
         if not self._in_flight:
             self._since, self._idle = now, reason
 
-    def given(self) -> None:
+    def on_start(self) -> None:
         """The cell got an item, perhaps one to do after that in hand."""
         self._in_flight += 1
 
-    def answered(self, now: float) -> None:
+    def on_answer(self, now: float) -> None:
         """The cell finished an item."""
         if self._since is not None:
             self._busy_s += now - self._since

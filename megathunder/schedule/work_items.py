@@ -1,17 +1,35 @@
-"""Work that cells are doing: what each command covers, so that its answer can be booked."""
+"""What a cell is to do next, or is doing: all that its command needs, and what its answer is booked on.
+
+next_work (choice) -> WorkItem -> answers.start (command) -> the cell -> answers.apply_answer
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from megathunder.accumulator_keys import BATCH, AccumulatorKey, FoldTerm
 from megathunder.schedule.state import Chain, Group, TrajectoryState
-from megathunder.schedule.step_planner import WorkStep
-from megathunder.types import BATCH, AccumulatorKey
+from megathunder.types import TrainRow
+
+
+@dataclass(frozen=True, slots=True)
+class WorkStep:
+    """Of a chain: turns [context, end) are new to the learner, turns [mask_from, end) are trained."""
+
+    context: int
+    end: int
+    mask_from: int
+    last: bool
+    forward_only: bool = False
+
+    def new_tokens(self, chain: Chain) -> int:
+        ends = chain.tokens.ends
+        return (ends[self.end - 1] if self.end else 0) - (ends[self.context - 1] if self.context else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepItem:
-    """A Differentiate in flight: its chains, the accumulator they are added to, and the new tokens of each."""
+    """A micro-batch of chains, the accumulator that they are added to, and the new tokens of each when it was made."""
 
     cell: int
     target: AccumulatorKey
@@ -19,29 +37,34 @@ class StepItem:
     tokens: tuple[int, ...]
 
     @property
+    def first(self) -> TrajectoryState:
+        return self.steps[0][0].trajectory
+
+    @property
     def group(self) -> Group | None:
         """Whose accumulators it touches."""
-        return None if self.target == BATCH else self.steps[0][0].attempt.group
+        return None if self.target == BATCH else self.first.group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldItem:
-    """A Fold in flight. `closing` empties the group; otherwise `landed` attempts move from their own accumulators."""
+    """A fold. `closing` empties the group; otherwise `assigned` trajectories move from accumulators of their own."""
 
     cell: int
     group: Group
     closing: bool
-    landed: tuple[tuple[TrajectoryState, AccumulatorKey], ...] = ()
+    terms: tuple[FoldTerm, ...] = ()
     freed: tuple[AccumulatorKey, ...] = ()
+    assigned: tuple[tuple[TrajectoryState, AccumulatorKey], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreItem:
-    """A Score in flight: its attempts, and how many rows each has. It touches no accumulator."""
+    """A comparison with the reference: trajectories, and the rows of each. It touches no accumulator."""
 
     cell: int
-    attempts: tuple[tuple[TrajectoryState, int], ...]
+    trajectories: tuple[tuple[TrajectoryState, tuple[TrainRow, ...]], ...]
     group: None = None
 
 
-Item = StepItem | FoldItem | ScoreItem
+WorkItem = StepItem | FoldItem | ScoreItem

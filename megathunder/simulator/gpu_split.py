@@ -61,7 +61,7 @@ class PlanRequest:
     active_parameters: float
     gpu: Gpu
     gpus: int
-    objective: str = "grpo"
+    by_turn: bool = False  # work is released turn by turn (on-policy distillation)
     trajectories: int = 256
     turns: int = 20
     prompt_tokens: int = 2000
@@ -122,7 +122,7 @@ def plan(request: PlanRequest) -> list[Split]:
 
 def _refuse_nonsense(request: PlanRequest) -> None:
     for name, value in ((field.name, getattr(request, field.name)) for field in dataclasses.fields(request)):
-        if not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         if not 0 <= value < math.inf or (value == 0 and name not in MAY_BE_0):
             raise UserError(
@@ -136,8 +136,6 @@ def _refuse_nonsense(request: PlanRequest) -> None:
             expected="no more parameters used by a token than there are",
             remedy="give --parameters all of them; --active-parameters 0 is all of them too",
         )
-    if request.objective not in ("grpo", "opd"):
-        raise UserError(f"objective {request.objective!r}", expected="grpo or opd", remedy="name one of them")
 
 
 def _replica_gpus(request: PlanRequest) -> int:
@@ -157,8 +155,7 @@ def _split(request: PlanRequest, learner_gpus: int) -> Split:
     tokens = request.trajectories * request.tokens_per_trajectory
     learner_s = 6.0 * request.active_parameters * tokens / (learner_gpus * request.gpu.flops * request.learner_mfu)
     suffix_s = 2.0 * request.parameters / request.link_bytes_s + request.step_s
-    by_turn = request.objective == "opd"
-    releases = turn_releases(durations, request.turns) if by_turn else trajectory_releases(durations)
+    releases = turn_releases(durations, request.turns) if request.by_turn else trajectory_releases(durations)
     rho = learner_s / rollout_s
     tail = ReleaseCurve(releases).tail(rho)
     return Split(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from megathunder.config.root import Config
 from megathunder.schedule.scheduler import ScheduleReport, UpdateScheduler
+from megathunder.schedule.schedules import RULES
 from megathunder.simulator.costs import CostModel
 from megathunder.simulator.traces import UpdateTrace, rollout_events
 from megathunder.types import Differentiate, Done, Event, Fold, Score, WorkStats
@@ -53,7 +54,7 @@ def replay(
     """Simulate one update of `trace` under `config.schedule`; work that starts while rollouts run costs `beside` times
     as much."""
     events = rollout_events(trace)
-    ahead = config.schedule == "one_step_off"
+    ahead = RULES[config.schedule].samples_ahead
     times = [0.0 if ahead else event.at_s for event in events]
     machine = _Machine(config, trace, costs, cells, beside)
     finish = machine.run(events, times)

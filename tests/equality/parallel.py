@@ -30,6 +30,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint import FileSystemReader
 
 from benchmarks.parity.parity_checks import fill_adapters
+from megathunder.accumulator_keys import BATCH
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.objective import GrpoConfig
 from megathunder.config.root import Config
@@ -39,7 +40,7 @@ from megathunder.learner.model.adapter_files import export_adapter
 from megathunder.learner.model.build_model import build_model
 from megathunder.learner.model.weights import export_tensors
 from megathunder.learner.parallel import initialize, shutdown
-from megathunder.types import BATCH, Differentiate, TakeStep, TrainRow
+from megathunder.types import Differentiate, TakeStep, TrainRow
 from tests.equality import worlds
 from tests.equality.cells import Tape
 

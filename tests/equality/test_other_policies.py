@@ -9,11 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles.objective_losses import grpo_loss
 
+from megathunder.accumulator_keys import BATCH, AccumulatorKey, AccumulatorKind
 from megathunder.config.objective import GrpoConfig, LossConfig
 from megathunder.errors import ConfigError
 from megathunder.learner.passes.backward import KL
 from megathunder.schedule.token_chain import train_rows
-from megathunder.types import BATCH, AccumulatorKey, AccumulatorKind, Differentiate, Score
+from megathunder.types import Differentiate, Score
 from tests.equality import worlds
 
 FEW = settings(

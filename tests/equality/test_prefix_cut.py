@@ -8,10 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracles.objective_losses import grpo_loss, opd_loss
 
+from megathunder.accumulator_keys import BATCH
 from megathunder.config.objective import GrpoConfig, LossConfig
 from megathunder.errors import ConfigError, MegathunderError
 from megathunder.learner.passes.prefix.prompt import SAVED
-from megathunder.types import BATCH, Differentiate
+from megathunder.types import Differentiate
 from tests.equality import turns, worlds
 
 FEW = settings(

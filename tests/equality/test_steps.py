@@ -7,10 +7,11 @@ import threading
 import pytest
 import torch
 
+from megathunder.accumulator_keys import BATCH
 from megathunder.errors import MegathunderError, StalePolicyError
 from megathunder.learner.checkpoint import checkpoint_status
 from megathunder.learner.checkpoint.snapshot import Snapshot
-from megathunder.types import BATCH, Differentiate, FinishCheckpoint, SaveCheckpoint, TakeStep
+from megathunder.types import Differentiate, FinishCheckpoint, SaveCheckpoint, TakeStep
 from tests.equality import worlds
 from tests.equality.jobs import run_job
 

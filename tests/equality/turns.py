@@ -3,11 +3,12 @@
 from collections import defaultdict
 from dataclasses import dataclass
 
-from megathunder.config.objective import GrpoConfig, LossConfig
-from megathunder.objectives import base
-from megathunder.objectives.grpo import Grpo
+from megathunder.accumulator_keys import BATCH, AccumulatorKey, AccumulatorKind
+from megathunder.objectives.base import Survivor
+from megathunder.objectives.weights import fold_group
 from megathunder.schedule.token_chain import TokenChain
-from megathunder.types import BATCH, AccumulatorKey, AccumulatorKind, ContributionId, Differentiate, Fold
+from megathunder.types import ContributionId, Differentiate, Fold
+from tests.equality import worlds
 
 
 @dataclass(eq=False)
@@ -76,31 +77,31 @@ def release(learner, rows, rng, *, mode):
 
 def release_opd(learner, trajectories, scores, rng, *, mode, loss=None):
     """Returns the normaliser."""
-    loss = loss or LossConfig()
+    objective = worlds.make_objective(loss=loss)
     rows = [
         row
         for trajectory, score in zip(trajectories, scores, strict=True)
-        for row in growing_rows(trajectory, base.row_scale(loss, trajectory.sampled_tokens), score)
+        for row in growing_rows(trajectory, objective.row_scale(trajectory.sampled_tokens), score)
     ]
     release(learner, rows, rng, mode=mode)
-    return base.normaliser(loss, [base.Survivor(trained_tokens=t.sampled_tokens) for t in trajectories])
+    return objective.normaliser([Survivor(trained_tokens=t.sampled_tokens) for t in trajectories])
 
 
 def release_grpo(learner, groups, rng, *, loss=None):
     """turn_forward into class accumulators; returns the normaliser."""
-    loss = loss or LossConfig()
-    objective = Grpo(config=GrpoConfig(), loss=loss, reward_values=9)
+    objective = worlds.make_objective(loss=loss, reward_values=9)
     rows, values = [], defaultdict(list)
     for b, group in enumerate(groups):
         for trajectory in group:
-            if trajectory.reward not in values[b]:
-                values[b].append(trajectory.reward)
-            key = AccumulatorKey(AccumulatorKind.CLASS, b, values[b].index(trajectory.reward))
+            signal = worlds.signal_of(objective, trajectory)
+            if signal not in values[b]:
+                values[b].append(signal)
+            key = AccumulatorKey(AccumulatorKind.CLASS, b, values[b].index(signal))
             rows += growing_rows(trajectory, objective.row_scale(trajectory.sampled_tokens), target=key)
     release(learner, rows, rng, mode="turn_forward")
     for b, group in enumerate(groups):
         keys = {r.target for r in rows if r.target.group == b}
-        closure = objective.close(keys, values[b], {}, objective.coefficients([t.reward for t in group]))
-        learner.fold(Fold(item=0, update=0, terms=closure.terms, free=closure.free))
-    survivors = [base.Survivor(trained_tokens=t.sampled_tokens) for g in groups for t in g]
+        plan = fold_group(keys, values[b], {}, worlds.close_group(objective, group))
+        learner.fold(Fold(item=0, update=0, terms=plan.terms, free=plan.free))
+    survivors = [Survivor(trained_tokens=t.sampled_tokens) for g in groups for t in g]
     return objective.normaliser(survivors)

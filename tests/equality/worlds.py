@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import torch
 
+from megathunder.accumulator_keys import BATCH, AccumulatorKind
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.objective import GrpoConfig, LossConfig
 from megathunder.config.root import Config
@@ -19,12 +20,11 @@ from megathunder.config.streaming import StreamingConfig
 from megathunder.learner.model.attention import AttentionContext, RowSpan
 from megathunder.learner.parallel import initialize
 from megathunder.learner.passes.backward import Tally
-from megathunder.objectives import base
-from megathunder.objectives.grpo import Grpo
+from megathunder.objectives.base import Reward, Survivor
+from megathunder.objectives.build_objective import build_objective
+from megathunder.objectives.weights import Affine, accumulators, features, fold_group
 from megathunder.schedule.token_chain import train_rows
 from megathunder.types import (
-    BATCH,
-    AccumulatorKind,
     ContributionId,
     Differentiate,
     EndReason,
@@ -67,7 +67,8 @@ def write_model(folder, *, layers=2, hidden=32, heads=4, groups=2, ffn=48, vocab
 
 def make_config(folder, *, dtype="float32", release="trajectory", **learner):
     settings = LearnerConfig(model=str(folder), dtype=dtype, device="cpu", learning_rate=1e-2, clip_grad=1.0, **learner)
-    return Config(learner=settings, streaming=StreamingConfig(release=release, pack_tokens=40))
+    streaming = StreamingConfig(release=release, pack_tokens=40)
+    return Config(objective="opd" if release == "turn" else "grpo", learner=settings, streaming=streaming)
 
 
 def make_learner(config, seed=3):
@@ -172,9 +173,9 @@ class Packer:
         self.rng, self.emit, self.version = rng, emit, version
         self.waiting, self.items = defaultdict(list), 0
 
-    def add(self, target, rows, reward=0.0):
+    def add(self, target, rows, signal=None):
         if target.kind is AccumulatorKind.MOMENT:
-            self.send(target, rows, reward)
+            self.send(target, rows, features(signal))
             return
         self.waiting[target].extend(rows)
         if self.rng.random() < 0.5:
@@ -184,31 +185,63 @@ class Packer:
         for key in [target] if target else list(self.waiting):
             rows = self.waiting.pop(key, [])
             if rows:
-                self.send(key, rows, 0.0)
+                self.send(key, rows)
 
-    def send(self, target, rows, reward):
+    def send(self, target, rows, features=()):
         self.items += 1
         self.emit(
             Differentiate(
-                item=self.items, update=0, policy_version=self.version, target=target, rows=tuple(rows), reward=reward
+                item=self.items,
+                update=0,
+                policy_version=self.version,
+                target=target,
+                rows=tuple(rows),
+                features=features,
             )
         )
 
 
+def make_objective(*, grpo=None, loss=None, reward_values=2):
+    """The objective as a run builds it."""
+    streaming = StreamingConfig(reward_values=reward_values)
+    return build_objective(Config(grpo=grpo or GrpoConfig(), loss=loss or LossConfig(), streaming=streaming))
+
+
+def signal_of(objective, trajectory):
+    return objective.signal(trajectory, Reward(trajectory.reward, trajectory.reward_parts))
+
+
+def close_group(objective, group):
+    """Weights of a group of rewarded trajectories; all 0 where nothing of it is wanted."""
+    signals = [signal_of(objective, t) for t in group]
+    weights = objective.close_group([t.reward for t in group], signals).weights
+    return weights or Affine(0.0, (0.0,) * len(signals[0]))
+
+
 def stream_grpo(
-    learner, groups, rng, *, grpo=None, loss=None, reward_values=2, content_ready=0.0, emit=None, version=0
+    learner,
+    groups,
+    rng,
+    *,
+    grpo=None,
+    loss=None,
+    reward_values=2,
+    content_ready=0.0,
+    emit=None,
+    version=0,
+    objective=None,
 ):
     """Stream `groups` in a random order through the accumulators the objective chooses; returns the normaliser.
 
     `content_ready` is the chance that a trajectory is differentiated before its reward is known. `emit(group)` gives
     where a group's commands go (several cells); by default `learner` takes all.
     """
-    grpo, loss = grpo or GrpoConfig(), loss or LossConfig()
-    objective = Grpo(config=grpo, loss=loss, reward_values=reward_values)
+    objective = objective or make_objective(grpo=grpo, loss=loss, reward_values=reward_values)
     arrivals = [(b, i) for b, group in enumerate(groups) for i in range(len(group))]
     rng.shuffle(arrivals)
     seen = defaultdict(list)
-    keys, owns = defaultdict(set), defaultdict(dict)
+    keys, alone = defaultdict(set), defaultdict(dict)
+    weights = [objective.opening_weights() or close_group(objective, group) for group in groups]
 
     def learner_of(group):
         return emit(group) if emit else learner
@@ -218,29 +251,33 @@ def stream_grpo(
         trajectory, group = groups[b][i], groups[b]
         seen[b].append(i)
         unit = objective.row_scale(trajectory.sampled_tokens)
-        rewards = [t.reward for t in group]
-        values = list(dict.fromkeys(rewards[j] for j in seen[b]))
+        values = list(dict.fromkeys(signal_of(objective, group[j]) for j in seen[b]))
         view = SimpleNamespace(index=b, values=values)
-        closing = len(seen[b]) == len(group)
-        coefficients = objective.coefficients(rewards)
-        if closing and rng.random() < 0.5:
-            weight = unit * coefficients.advantage(trajectory.reward)
-            packers[b].add(BATCH, train_rows(trajectory, weight, unit))
-        elif rng.random() < content_ready:
-            key = objective.target(view, None, i)
-            owns[b][i] = trajectory.reward
-            keys[b].add(key)
-            packers[b].add(key, train_rows(trajectory, unit, unit))
+        closing, signal = len(seen[b]) == len(group), signal_of(objective, trajectory)
+        if objective.opening_weights() or (closing and rng.random() < 0.5):
+            packers[b].add(BATCH, train_rows(trajectory, unit * weights[b].weight(signal), unit))
         else:
-            key = objective.target(view, trajectory.reward, i)
-            keys[b].update({key, key._replace(slot=1)} if key.kind is AccumulatorKind.MOMENT else {key})
-            packers[b].add(key, train_rows(trajectory, unit, unit), trajectory.reward)
+            early = rng.random() < content_ready
+            key = objective.target(view, None if early else signal, i)
+            if key.kind is AccumulatorKind.PER_TRAJECTORY:
+                alone[b][i] = signal
+            keys[b].update(accumulators(key, signal))
+            packers[b].add(key, train_rows(trajectory, unit, unit), signal)
         if closing:
             packers[b].flush()
-            closure = objective.close(keys[b], values, owns[b], coefficients)
-            learner_of(b).fold(Fold(item=0, update=0, terms=closure.terms, free=closure.free))
-    survivors = [base.Survivor(trained_tokens=t.sampled_tokens) for g in groups for t in g]
-    return objective.normaliser(survivors)
+            plan = fold_group(keys[b], values, alone[b], weights[b])
+            learner_of(b).fold(Fold(item=0, update=0, terms=plan.terms, free=plan.free))
+    return objective.normaliser(survivors_of(objective, groups, weights))
+
+
+def survivors_of(objective, groups, weights):
+    return [
+        Survivor(
+            trained_tokens=t.sampled_tokens, signal=signal_of(objective, t), weight=w.weight(signal_of(objective, t))
+        )
+        for group, w in zip(groups, weights, strict=True)
+        for t in group
+    ]
 
 
 def random_scores(rng, trajectories):
@@ -256,17 +293,16 @@ def with_teacher(row, scores):
 
 def stream_opd(learner, trajectories, scores, rng, *, loss=None, version=0):
     """Whole trajectories in a random order; returns the normaliser."""
-    loss = loss or LossConfig()
+    objective = make_objective(loss=loss)
     packer = Packer(rng, learner.differentiate, version)
     order = list(range(len(trajectories)))
     rng.shuffle(order)
     for i in order:
-        unit = base.row_scale(loss, trajectories[i].sampled_tokens)
+        unit = objective.row_scale(trajectories[i].sampled_tokens)
         rows = train_rows(trajectories[i], unit)
         packer.add(BATCH, [with_teacher(r, s[: len(r.token_ids)]) for r, s in zip(rows, scores[i], strict=True)])
     packer.flush()
-    survivors = [base.Survivor(trained_tokens=t.sampled_tokens) for t in trajectories]
-    return base.normaliser(loss, survivors)
+    return objective.normaliser([Survivor(trained_tokens=t.sampled_tokens) for t in trajectories])
 
 
 def step(learner, normaliser, update=0, skip=False):

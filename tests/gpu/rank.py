@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from megathunder.accumulator_keys import BATCH, AccumulatorKey, AccumulatorKind, FoldTerm
 from megathunder.config import Config
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.streaming import StreamingConfig
@@ -25,17 +26,7 @@ from megathunder.learner.learner import Learner
 from megathunder.learner.model.build_model import build_model
 from megathunder.learner.model.weights.names import canonical
 from megathunder.learner.parallel import initialize
-from megathunder.types import (
-    BATCH,
-    AccumulatorKey,
-    AccumulatorKind,
-    ContributionId,
-    Differentiate,
-    Fold,
-    FoldTerm,
-    TakeStep,
-    TrainRow,
-)
+from megathunder.types import ContributionId, Differentiate, Fold, TakeStep, TrainRow
 
 SHAPES = {
     "small": {"layers": 4, "hidden": 512, "heads": 8, "groups": 4, "ffn": 1536, "vocabulary": 4096},

@@ -3,7 +3,7 @@
     key kind   backward adds into                              at closure
     batch      Megatron's gradient buffer (with A_i)            -
     class      C_v                                              batch += (a v + c) C_v
-    moment     a zeroed scratch; S0 += it, S1 += r it           batch += a S1 + c S0
+    moment     a zeroed scratch; S_k += phi_k it                batch += c_k S_k
     own        g_i                                              batch += A_i g_i
 
 `collect(key)` points `param.main_grad` at the right buffers for the backward passes of its body. Under exact
@@ -21,12 +21,13 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from megathunder.accumulator_keys import BATCH, AccumulatorKey, AccumulatorKind, FoldTerm
 from megathunder.errors import MegathunderError, UserError
 from megathunder.learner.accumulators.arithmetic import Accumulator, FixedPointArithmetic, FloatArithmetic
 from megathunder.learner.accumulators.host import HostTraffic
 from megathunder.learner.accumulators.layout import Flats, GradientLayout
 from megathunder.learner.accumulators.shards import Shards
-from megathunder.types import BATCH, AccumulatorKey, AccumulatorKind, Fold, FoldTerm
+from megathunder.types import Fold
 
 
 class AccumulatorStore:
@@ -77,9 +78,11 @@ class AccumulatorStore:
         return frozenset(self._open) - {BATCH}
 
     @contextlib.contextmanager
-    def collect(self, key: AccumulatorKey, *, reward: float = 0.0, coefficient: float = 1.0) -> Iterator[None]:
+    def collect(
+        self, key: AccumulatorKey, *, features: Sequence[float] = (), coefficient: float = 1.0
+    ) -> Iterator[None]:
         """Backward passes of the body add to `key`: coefficient * gradient for the batch in exact mode (elsewhere the
-        coefficient is in the loss), gradient and reward * gradient for moments."""
+        coefficient is in the loss), features[k] * gradient to moment k."""
         if key.kind is AccumulatorKind.MOMENT and self.arithmetic.exact:
             raise UserError(
                 f"{key} under accumulator = exact",
@@ -97,7 +100,7 @@ class AccumulatorStore:
         if key == BATCH:
             self.arithmetic.deposit(self.batch, scratch.flats, coefficient)
         else:
-            self._add(key, scratch, reward)
+            self._add(key, scratch, features)
         if self._traffic:
             self._emptied[id(scratch)] = self._traffic.asked()
         self.layout.point_home()
@@ -162,15 +165,15 @@ class AccumulatorStore:
             self._pool.append(self._open.pop(key))
         self.clear()
 
-    def _add(self, key: AccumulatorKey, scratch: Accumulator, reward: float) -> None:
+    def _add(self, key: AccumulatorKey, scratch: Accumulator, features: Sequence[float]) -> None:
         """The scratch's gradient into an accumulator of an open group."""
         if self._shards and self.arithmetic.exact:
             self.arithmetic.deposit_part(self.of(key), scratch.flats, self._shards)
             return
         gradient = self._shards.reduce(scratch.flats) if self._shards else scratch.flats
         if key.kind is AccumulatorKind.MOMENT:
-            self.arithmetic.deposit(self.of(key._replace(slot=0)), gradient, 1.0)
-            self.arithmetic.deposit(self.of(key._replace(slot=1)), gradient, reward)
+            for slot, feature in enumerate(features):
+                self.arithmetic.deposit(self.of(key._replace(slot=slot)), gradient, feature)
         else:
             self.arithmetic.deposit(self.of(key), gradient, None if self.arithmetic.exact else 1.0)
 

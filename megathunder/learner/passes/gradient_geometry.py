@@ -21,12 +21,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megathunder.accumulator_keys import BATCH, AccumulatorKey, AccumulatorKind, FoldTerm
 from megathunder.config.root import Config
 from megathunder.errors import ConfigError
 from megathunder.learner.accumulators.store import AccumulatorStore
 from megathunder.learner.passes.backward import Tally
+from megathunder.objectives.build_objective import build_objective
 from megathunder.objectives.salt import Geometry, reweigh
-from megathunder.types import BATCH, AccumulatorKey, AccumulatorKind, Fold, FoldTerm
+from megathunder.types import Fold
 
 PIECE = 1 << 17  # elements of each gradient worked on at once
 
@@ -42,7 +44,7 @@ class GradientGeometry:
     @classmethod
     def of(cls, config: Config, store: AccumulatorStore) -> GradientGeometry | None:
         """None where coefficients stay as they are."""
-        return cls(config, store) if config.objective == "grpo" and config.salt.active else None
+        return cls(config, store) if build_objective(config).keeps_each_gradient else None
 
     def fold(self, fold: Fold, tally: Tally) -> Fold | None:
         """`fold` with new coefficients; None where it is kept for the barrier."""

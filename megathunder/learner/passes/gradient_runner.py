@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from megathunder.accumulator_keys import BATCH, AccumulatorKind
 from megathunder.config.compatibility import check_learner_release
 from megathunder.config.root import Config
 from megathunder.config.streaming import ReleaseName
@@ -30,7 +31,7 @@ from megathunder.learner.passes.prefix.eager import EagerTurns
 from megathunder.learner.passes.prefix.forward import ForwardTurns
 from megathunder.learner.passes.prefix.prompt import SharedPrompts, share_prompts
 from megathunder.learner.passes.reference_policies import OtherPolicies
-from megathunder.types import BATCH, AccumulatorKind, Differentiate, Fold, TrainRow
+from megathunder.types import Differentiate, Fold, TrainRow
 
 
 class Release:
@@ -118,7 +119,8 @@ class Release:
             return
         self._store.of(command.target)
         if command.target.kind is AccumulatorKind.MOMENT:
-            self._store.of(command.target._replace(slot=1))
+            for slot in range(1, len(command.features)):
+                self._store.of(command.target._replace(slot=slot))
 
     def _deal(self, rows: Sequence[TrainRow]) -> list[list[TrainRow]]:
         """The rows of each replica of the cell; replicas that experts tie together get all, and part them by passes. A
@@ -134,7 +136,7 @@ class Release:
         if isinstance(self._turns, ForwardTurns) and not command.last:
             self._turns.differentiate(command, tally)
             return
-        with self._store.collect(command.target, reward=command.reward, coefficient=coefficient):
+        with self._store.collect(command.target, features=command.features, coefficient=coefficient):
             if self._turns:
                 self._turns.differentiate(command, tally)
             elif self._prompts:

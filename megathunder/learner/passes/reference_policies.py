@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from megathunder.config.root import Config
+from megathunder.objectives.build_objective import build_objective
+from megathunder.schedule.schedules import RULES
 
 
 class FrozenCopy:
@@ -52,13 +54,10 @@ class OtherPolicies:
     @classmethod
     def of(cls, config: Config, parameters: Sequence[torch.nn.Parameter]) -> OtherPolicies:
         """What `config` needs."""
-        grpo = config.grpo
-        if config.objective != "grpo":
-            return cls()
-        corrected = grpo.importance_cap or grpo.clip_low or grpo.clip_high
-        delayed = config.schedule == "one_step_off" and corrected and grpo.old_logprobs == "learner"
+        objective = build_objective(config)
+        delayed = RULES[config.schedule].samples_ahead and objective.token_terms.old_by_learner
         return cls(
-            reference=FrozenCopy(parameters) if grpo.kl_coefficient else None,
+            reference=FrozenCopy(parameters) if objective.needs_reference else None,
             old=FrozenCopy(parameters) if delayed else None,
         )
 

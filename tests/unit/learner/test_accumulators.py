@@ -10,12 +10,13 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.comparison.tensor_recorder import record_tensors
+from megathunder.accumulator_keys import BATCH, AccumulatorKey, AccumulatorKind, FoldTerm
 from megathunder.errors import MegathunderError, UserError
 from megathunder.learner.accumulators.arithmetic import FixedPointArithmetic, FloatArithmetic
 from megathunder.learner.accumulators.host import HostArithmetic, HostTraffic
 from megathunder.learner.accumulators.layout import GradientLayout
 from megathunder.learner.accumulators.store import AccumulatorStore
-from megathunder.types import BATCH, AccumulatorKey, AccumulatorKind, Fold, FoldTerm
+from megathunder.types import Fold
 
 C0, C1 = AccumulatorKey(AccumulatorKind.CLASS, 0, 0), AccumulatorKey(AccumulatorKind.CLASS, 0, 1)
 S0, S1 = AccumulatorKey(AccumulatorKind.MOMENT, 0, 0), AccumulatorKey(AccumulatorKind.MOMENT, 0, 1)
@@ -82,7 +83,7 @@ def test_classes_fold_to_the_coefficient_weighted_sum(exact, on_host):
 def test_moments_hold_the_sum_and_the_reward_weighted_sum(on_host):
     model, store = make(on_host=on_host)
     for seed, reward in [(1, 0.5), (2, -2.0)]:
-        with store.collect(S0, reward=reward):
+        with store.collect(S0, features=(1.0, reward)):
             model.add(seed)
     torch.testing.assert_close(store.of(S0).flats[0], gradient_of(1) + gradient_of(2))
     torch.testing.assert_close(store.of(S1).flats[0], 0.5 * gradient_of(1) - 2.0 * gradient_of(2))
@@ -210,7 +211,7 @@ def test_exact_overflow_by_many_small_values_is_refused():
 
 def test_exact_moments_are_refused():
     model, store = make(exact=True)
-    with pytest.raises(UserError, match="one class accumulator for each"), store.collect(S0, reward=0.5):
+    with pytest.raises(UserError, match="one class accumulator for each"), store.collect(S0, features=(1.0, 0.5)):
         model.add(1)
 
 
@@ -269,7 +270,7 @@ def test_sums_in_host_memory_pass_in_pieces_and_equal_those_on_the_device(piece,
         assert torch.allclose(value(store), want, atol=1e-6)
         store.clear()
         assert not value(store).any()
-    with store.collect(S0, reward=0.5):
+    with store.collect(S0, features=(1.0, 0.5)):
         model.add(7)
     fold(store, (S0, C1, 2.0), (S1, C1, 4.0), (C1, BATCH, 1.0), free=(S0, S1, C1))
     assert torch.allclose(value(store), 4 * gradient_of(7), atol=1e-6)

@@ -10,6 +10,7 @@ import time
 import pytest
 import zmq
 
+from megathunder.accumulator_keys import BATCH
 from megathunder.background import supervised
 from megathunder.coordinator.learner_client import LearnerClient
 from megathunder.errors import InfrastructureFailure, UserError
@@ -17,7 +18,7 @@ from megathunder.identity import Identity, this_package
 from megathunder.learner.transport.link import CellLink, Endpoint, LeaderLink
 from megathunder.learner.transport.wire import decode_command, encode
 from megathunder.learner.transport.worker import serve
-from megathunder.types import BATCH, Differentiate, Done, Fold, Hello, Shutdown, TakeStep, WorkStats
+from megathunder.types import Differentiate, Done, Fold, Hello, Shutdown, TakeStep, WorkStats
 
 
 def start_cell(client: LearnerClient, cell: int, token: str, log: list, fail: bool = False) -> threading.Thread:

@@ -9,7 +9,7 @@ from oracles.objective_losses import kl_k3
 from megathunder.config.objective import LossConfig
 from megathunder.learner.loss import TokenLoss
 from megathunder.learner.passes.packing import pack, whole_rows
-from megathunder.objectives.base import Survivor, normaliser
+from megathunder.objectives.base import Objective, Survivor
 from megathunder.types import ContributionId, TrainRow
 
 INF, NAN = float("inf"), float("nan")
@@ -112,7 +112,7 @@ def test_token_mean_is_global_over_any_split_into_micro_batches_and_ranks(micro_
         rows, _ = gradient(TokenLoss(), given, flat)
         sums[number % ranks] += float(rows.sum())
     survivors = [Survivor(trained_tokens=len(one)) for one in losses]
-    assert sum(sums) / normaliser(LossConfig(), survivors) == 1.75
+    assert sum(sums) / Objective(LossConfig()).normaliser(survivors) == 1.75
 
 
 def test_masked_tokens_count_neither_in_the_sum_nor_in_the_normaliser():
@@ -121,7 +121,7 @@ def test_masked_tokens_count_neither_in_the_sum_nor_in_the_normaliser():
             source=ContributionId(0, 0, 0), token_ids=tuple(range(len(mask))), loss_mask=mask,
             engine_logprobs=(0.0,) * len(mask),
         )  # fmt: skip
-        z = normaliser(LossConfig(), [Survivor(trained_tokens=sum(mask))])
+        z = Objective(LossConfig()).normaliser([Survivor(trained_tokens=sum(mask))])
         if not (pieces := whole_rows([row], weightless=True)):
             return 0.0, z
         packed = pack(pieces, torch.device("cpu"), dtype=torch.float64)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megathunder.accumulator_keys import BATCH
 from megathunder.config.model_shape import ModelShape
 from megathunder.metrics.aggregate import Clock, Outcome, Summary, UpdateTally, combine
 from megathunder.types import (
-    BATCH,
     KL_SUM,
     PROMPT_TOKENS_SAVED,
     ContributionId,

@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from examples.policies.build.tiny import make_tiny
+from megathunder.accumulator_keys import AccumulatorKey, AccumulatorKind
 from megathunder.config import Config
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.model_shape import read_model_shape
 from megathunder.learner.learner import Learner
 from megathunder.learner.parallel import initialize
 from megathunder.planning.plan import in_bytes, make_plan, plan_lines
-from megathunder.types import AccumulatorKey, AccumulatorKind, TakeStep
+from megathunder.types import TakeStep
 
 
 def held_bytes(config: Config) -> dict[str, int]:

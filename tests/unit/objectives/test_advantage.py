@@ -7,14 +7,27 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.advantages import advantages
+from oracles.advantages import advantages as naive
+from oracles.advantages import group_advantages
 
-from megathunder.config.streamable import NORMALISATIONS, NOT_STREAMABLE
+from megathunder.config.objective import GrpoConfig
+from megathunder.config.streamable import NOT_STREAMABLE
 from megathunder.errors import ConfigError, UserError
-from megathunder.objectives.advantage import (
-    GroupStatistics,
-    check_normalisation,
-)
+from megathunder.objectives.advantage import BUILT_IN, Advantage, GroupStatistics, best_of_k, find_advantage
+
+SINGLE = sorted(set(BUILT_IN) - {"gdpo"})
+MEAN_FREE = [name for name in SINGLE if name not in ("pass_at_k", "maxrl")]
+
+
+def advantages(rewards, sizes, name, epsilon=1e-6):
+    """Of the package, group by group."""
+    config, result, start = GrpoConfig(advantage=name, epsilon=epsilon), [], 0
+    for size in sizes:
+        signals = [(float(r),) for r in rewards[start : start + size] if r is not None]
+        weights = BUILT_IN[name].weights(signals, config) if signals else None
+        result += [0.0 if r is None else weights.weight((float(r),)) for r in rewards[start : start + size]]
+        start += size
+    return result
 
 
 @pytest.mark.parametrize(
@@ -31,7 +44,7 @@ def test_three_successes_of_eight_give_the_tabulated_advantages(normalisation: s
     assert got == pytest.approx([one] * 3 + [zero] * 5, abs=5e-5)
 
 
-@pytest.mark.parametrize("normalisation", NORMALISATIONS)
+@pytest.mark.parametrize("normalisation", SINGLE)
 def test_equal_rewards_contribute_exactly_zero_even_when_rounded_to_16_bits(normalisation: str) -> None:
     bf16 = struct.unpack("<f", struct.pack("<I", struct.unpack("<I", struct.pack("<f", 0.7))[0] & 0xFFFF0000))[0]
     fp16 = struct.unpack("<e", struct.pack("<e", 0.7))[0]
@@ -45,7 +58,7 @@ def test_groups_of_different_sizes_keep_their_own_mean() -> None:
 
 def test_group_sizes_that_do_not_add_up_are_refused_with_both_numbers() -> None:
     with pytest.raises(UserError, match="4 for 5"):
-        advantages([1, 0, 1, 0, 1], [2, 2], "none")
+        naive([1, 0, 1, 0, 1], [2, 2], "none")
 
 
 def test_infrastructure_failure_counts_in_no_statistic() -> None:
@@ -55,19 +68,21 @@ def test_infrastructure_failure_counts_in_no_statistic() -> None:
 
 @pytest.mark.parametrize("normalisation", ["std", "sample_std", "leave_one_out"])
 def test_group_of_one_is_a_configuration_error(normalisation: str) -> None:
-    with pytest.raises(ConfigError, match="groups of 1"):
-        check_normalisation(normalisation, 1)
-    check_normalisation("none", 1)
+    with pytest.raises(ConfigError, match="group_size = 1"):
+        find_advantage(GrpoConfig(advantage=normalisation), 1)
+    find_advantage(GrpoConfig(advantage="none"), 1)
+    with pytest.raises(ConfigError, match="at least 5"):
+        find_advantage(GrpoConfig(advantage="pass_at_k", pass_k=4), 4)
 
 
 @pytest.mark.parametrize("name", sorted(NOT_STREAMABLE))
-def test_what_is_not_affine_is_refused_by_name(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"(?s){name}.*affine"):
-        check_normalisation(name, 8)
+def test_what_cannot_be_streamed_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){name}.*own group"):
+        find_advantage(GrpoConfig(advantage=name), 8)
 
 
 def test_one_survivor_contributes_exactly_zero() -> None:
-    for normalisation in NORMALISATIONS:
+    for normalisation in SINGLE:
         assert advantages([None, 1.0, None], [3], normalisation) == [0.0] * 3
 
 
@@ -76,7 +91,7 @@ def test_infinite_rewards_are_refused() -> None:
         GroupStatistics.of([1.0, math.nan])
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=7), st.sampled_from(NORMALISATIONS))
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=7), st.sampled_from(MEAN_FREE))
 def test_advantages_sum_to_zero_and_do_not_depend_on_order(rewards: list[float], normalisation: str) -> None:
     got = advantages(rewards, [len(rewards)], normalisation)
     assert abs(math.fsum(got)) <= 1e-6 * max(1.0, max(map(abs, got)))
@@ -90,3 +105,51 @@ def test_worked_check_of_the_design() -> None:
     got = advantages(rewards, [5], "sample_std", 1e-6)
     assert -sum(a * g for a, g in zip(got, gradients, strict=True)) / 5 == pytest.approx(0.365148, abs=1e-6)
     assert -sum(a * g for a, g in zip(got, gradients, strict=True)) / 15 == pytest.approx(0.121716, abs=1e-6)
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 0.25, 1.0, 2.0]), min_size=2, max_size=7),
+    st.sampled_from(SINGLE),
+)
+def test_built_in_advantages_equal_the_textbook(rewards: list[float], name: str) -> None:
+    assert advantages(rewards, [len(rewards)], name) == pytest.approx(group_advantages(rewards, name), abs=1e-9)
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=7), st.integers(1, 6))
+def test_the_best_of_one_is_leave_one_out_and_any_k_keeps_the_mean_of_zero(rewards: list[int], k: int) -> None:
+    values = [float(r) for r in rewards]
+    if k < len(values):
+        got = best_of_k(values, k)
+        assert math.fsum(got) == pytest.approx(0.0, abs=1e-9)
+        assert got == pytest.approx(group_advantages(values, "pass_at_k", k=k), abs=1e-9)
+    assert best_of_k(values, 1) == pytest.approx(group_advantages(values, "leave_one_out"), abs=1e-9)
+
+
+def test_rewards_below_zero_have_no_maxrl_advantage() -> None:
+    with pytest.raises(UserError, match="(?s)maxrl.*reward of -1.*at least 0"):
+        advantages([-1.0, 1.0], [2], "maxrl")
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (lambda rewards: [0.0, 1.0, 2.0], "gave 0.0 and 1.0 to two rewards of 1.0"),
+        (lambda rewards: [0.0], r"answered \[0.0\]"),
+        (lambda rewards: [math.nan] * 3, "answered"),
+        (lambda rewards: [1 / 0], "raised ZeroDivisionError"),
+        (lambda rewards: None, "raised TypeError"),
+    ],
+)
+def test_a_function_that_is_no_table_of_advantages_is_refused(function, text: str) -> None:
+    mine = Advantage(table=lambda rewards, config: function(rewards), name="adv.py:f")
+    with pytest.raises(UserError, match=f"(?s)adv.py:f.*{text}.*3 finite numbers"):
+        mine.weights([(1.0,), (1.0,), (0.0,)], GrpoConfig())
+
+
+def test_a_users_function_is_found_by_its_file_and_a_wrong_name_lists_the_known_ones(tmp_path) -> None:
+    (tmp_path / "adv.py").write_text("def ranks(rewards):\n    return [sum(r > o for o in rewards) for r in rewards]\n")
+    found = find_advantage(GrpoConfig(advantage=f"{tmp_path / 'adv.py'}:ranks"), 4)
+    weights = found.weights([(3.0,), (1.0,), (3.0,)], GrpoConfig())
+    assert [weights.weight((r,)) for r in (3.0, 1.0)] == [1.0, 0.0] and not found.affine
+    with pytest.raises(ConfigError, match=r"(?s)gdpo.*sample_std.*did you mean 'leave_one_out'"):
+        find_advantage(GrpoConfig(advantage="leave_one"), 4)

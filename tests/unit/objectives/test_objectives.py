@@ -6,30 +6,18 @@ import pytest
 from oracles.advantages import advantages
 from oracles.token_losses import clipped_loss, k3, sampled_reverse_kl
 
+from megathunder.accumulator_keys import BATCH, AccumulatorKey, AccumulatorKind, FoldTerm
 from megathunder.config.objective import GrpoConfig, LossConfig
 from megathunder.config.root import Config
 from megathunder.config.run import RunConfig
 from megathunder.config.streaming import StreamingConfig
 from megathunder.errors import ConfigError, UserError
-from megathunder.objectives.advantage import Coefficients
-from megathunder.objectives.base import Survivor
+from megathunder.objectives.base import Need, Objective, Reward, Survivor
 from megathunder.objectives.build_objective import build_objective
-from megathunder.objectives.grpo import Grpo
 from megathunder.objectives.overlong import overlong_penalty
+from megathunder.objectives.weights import Affine, assign_reward, fold_group
 from megathunder.schedule.token_chain import TokenChain, train_rows
-from megathunder.types import (
-    BATCH,
-    AccumulatorKey,
-    AccumulatorKind,
-    ContributionId,
-    EndReason,
-    FoldTerm,
-    Role,
-    Row,
-    Segment,
-    Trajectory,
-    TrajectoryId,
-)
+from megathunder.types import ContributionId, EndReason, Role, Row, Segment, Trajectory, TrajectoryId
 
 
 def segments(*lengths: int) -> tuple[Segment, ...]:
@@ -60,6 +48,10 @@ def trajectory(*rows: tuple[int, ...], index: int = 0) -> Trajectory:
     )
 
 
+def objective_of(**sections: object) -> Objective:
+    return build_objective(replace(Config(), **sections))
+
+
 def test_rows_of_one_rollout_share_one_reward() -> None:
     split = trajectory((2, 1), (2, 2), (2, 1), index=1)
     got = advantages([0, 1], [2], "none")
@@ -74,40 +66,39 @@ def test_a_row_ends_with_its_last_action_and_masks_everything_not_sampled() -> N
 
 
 def test_sequence_mean_divides_by_the_tokens_of_the_whole_trajectory() -> None:
-    objective = Grpo(config=GrpoConfig(), loss=LossConfig(normalisation="sequence_mean"))
+    objective = objective_of(loss=LossConfig(normalisation="sequence_mean"))
     assert objective.row_scale(4) == 0.25
     assert objective.normaliser([Survivor(trained_tokens=4), Survivor(trained_tokens=0)]) == 2
 
 
 def test_token_mean_counts_every_survivor() -> None:
-    objective = Grpo(config=GrpoConfig(), loss=LossConfig())
+    objective = objective_of()
     assert objective.normaliser([Survivor(trained_tokens=1), Survivor(trained_tokens=3)]) == 4
 
 
 def test_closure_terms_are_the_coefficients_of_each_kind() -> None:
-    objective = Grpo(config=GrpoConfig(), loss=LossConfig())
     keys = [
         AccumulatorKey(AccumulatorKind.CLASS, 3, 1),
         AccumulatorKey(AccumulatorKind.MOMENT, 3, 0),
         AccumulatorKey(AccumulatorKind.MOMENT, 3, 1),
     ]
     keys.append(AccumulatorKey(AccumulatorKind.PER_TRAJECTORY, 3, 5))
-    closure = objective.close(keys, [0.0, 2.0], {5: 3.0}, Coefficients(10.0, -1.0))
-    assert set(closure.terms) == {
+    plan = fold_group(keys, [(0.0,), (2.0,)], {5: (3.0,)}, Affine(-1.0, (10.0,)))
+    assert set(plan.terms) == {
         FoldTerm(keys[0], BATCH, 19.0),
         FoldTerm(keys[1], BATCH, -1.0),
         FoldTerm(keys[2], BATCH, 10.0),
         FoldTerm(keys[3], BATCH, 29.0),
     }
-    assert set(closure.free) == set(keys)
+    assert set(plan.free) == set(keys)
 
 
-def test_a_landed_reward_moves_an_own_accumulator_into_both_moments() -> None:
-    objective = Grpo(config=GrpoConfig(), loss=LossConfig())
+def test_rewards_that_come_later_move_an_accumulator_into_all_moments() -> None:
     own, moment = AccumulatorKey(AccumulatorKind.PER_TRAJECTORY, 0, 2), AccumulatorKey(AccumulatorKind.MOMENT, 0, 0)
-    closure = objective.land(own, moment, 0.3)
-    assert closure.terms == (FoldTerm(own, moment, 1.0), FoldTerm(own, moment._replace(slot=1), 0.3))
-    assert closure.free == (own,)
+    plan = assign_reward(own, moment, (0.3, -2.0))
+    factors = (1.0, 0.3, -2.0)
+    assert plan.terms == tuple(FoldTerm(own, moment._replace(slot=k), f) for k, f in enumerate(factors))
+    assert plan.free == (own,)
 
 
 def test_chain_row_of_one_turn_carries_context_and_trains_only_its_own_tokens() -> None:
@@ -158,7 +149,7 @@ def test_scalar_terms_have_the_right_values() -> None:
 def test_combinations_that_cannot_be_exact_are_refused_by_name() -> None:
     config = Config()
     for bad, text in (
-        (replace(config, run=RunConfig(group_size=1)), "groups of 1"),
+        (replace(config, run=RunConfig(group_size=1)), "group_size = 1"),
         (replace(config, streaming=StreamingConfig(release="turn")), "release = 'turn' with objective = 'grpo'"),
         (replace(config, objective="opd", streaming=StreamingConfig(content_ready=True)), "content_ready"),
         (replace(config, objective="opd", streaming=StreamingConfig(on_lost="drop_group")), "drop_group"),
@@ -179,5 +170,40 @@ def test_the_divergence_is_taken_from_the_reward_where_that_is_asked_for() -> No
         (GrpoConfig(), 1.0),
     ):
         objective = build_objective(replace(Config(), grpo=grpo))
-        assert objective.shape(attempt, 1.0, 3.0) == pytest.approx(want)
-        assert objective.waits_for_divergence == (want != 1.0)
+        assert objective.signal(attempt, Reward(1.0), 3.0) == (pytest.approx(want),)
+        assert (Need.DIVERGENCE in objective.needs) == (want != 1.0)
+
+
+def test_the_overlong_penalty_measures_the_longest_row() -> None:
+    """A right answer in three rows of 180 tokens, of which a row may have 512, is not too long."""
+    objective = objective_of(
+        grpo=GrpoConfig(overlong_buffer_tokens=128), rollout=replace(Config().rollout, max_tokens=512)
+    )
+    assert objective.signal(trajectory((100, 80), (100, 80), (100, 80)), Reward(1.0)) == (1.0,)
+    assert objective.signal(trajectory((100, 80), (300, 148)), Reward(1.0)) == (0.5,)
+
+
+def test_dynamic_sampling_decides_by_the_rewards_without_their_penalties() -> None:
+    sampling = objective_of(grpo=GrpoConfig(dynamic_sampling=True, max_replacements=1))
+    assert sampling.close_group([1.0, 1.0], [(1.0,), (0.4,)]).replace
+    kept = sampling.close_group([1.0, 0.0], [(1.0,), (0.4,)])
+    assert not kept.replace and kept.weights is not None
+    plain = objective_of().close_group([1.0, 1.0], [(1.0,), (0.4,)])
+    assert plain.weights is not None and not plain.replace, "without it the penalty trains"
+
+
+def test_rewards_are_compared_in_the_order_of_their_names_and_the_penalty_last() -> None:
+    grpo = GrpoConfig(advantage="gdpo", overlong_buffer_tokens=4, reward_weights=(1.0, 2.0, 0.5))
+    objective = objective_of(grpo=grpo, rollout=replace(Config().rollout, max_tokens=5))
+    reward = Reward(1.5, {"short": 0.5, "correct": 1.0})
+    assert objective.signal(trajectory((1, 2)), reward) == (1.0, 0.5, -0.5)
+    with pytest.raises(UserError, match=r"(?s)3\.0|2 rewards.*correct"):
+        objective.signal(trajectory((1, 2)), Reward(1.0, {"correct": 1.0}))
+
+
+def test_a_deviation_of_the_batch_multiplies_the_normaliser_and_divides_no_kl_term() -> None:
+    objective = objective_of(grpo=GrpoConfig(advantage="reinforce_plus_plus_baseline"))
+    survivors = [Survivor(trained_tokens=2, weight=w) for w in (1.0, -1.0, 2.0, -2.0)]
+    assert objective.normaliser(survivors) == pytest.approx(8 * (2.5**0.5 + 1e-6))
+    with pytest.raises(ConfigError, match="kl_in_reward = true"):
+        objective_of(grpo=GrpoConfig(advantage="gdpo", kl_coefficient=0.1))

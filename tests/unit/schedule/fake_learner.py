@@ -10,7 +10,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 
-from megathunder.types import BATCH, AccumulatorKey, AccumulatorKind, Differentiate, Fold, TrainRow, Trajectory
+from megathunder.accumulator_keys import BATCH, AccumulatorKey, AccumulatorKind
+from megathunder.types import Differentiate, Fold, TrainRow, Trajectory
 
 SCALE = 2.0**20
 
@@ -90,12 +91,12 @@ class FakeCell:
         return round(value) if self._exact else value
 
     def _add(self, command: Differentiate, gradient: float) -> None:
-        self.accumulators.setdefault(command.target, 0.0)
-        self.accumulators[command.target] += self._fixed(gradient * SCALE) if self._exact else gradient
-        if command.target.kind is AccumulatorKind.MOMENT:
-            assert len(command.rows) == 1
-            second = command.target._replace(slot=1)
-            self.accumulators[second] = self.accumulators.get(second, 0.0) + command.reward * gradient
+        moments = command.target.kind is AccumulatorKind.MOMENT
+        assert bool(command.features) is moments and (not moments or len(command.rows) == 1)
+        for slot, feature in enumerate(command.features or (1.0,), command.target.slot):
+            key = command.target._replace(slot=slot)
+            added = self._fixed(gradient * SCALE) if self._exact else feature * gradient
+            self.accumulators[key] = self.accumulators.get(key, 0.0) + added
 
     @property
     def clean(self) -> bool:

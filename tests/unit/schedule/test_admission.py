@@ -5,19 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from update_driver import computed, drive, grpo_events, make_trajectory, score_events, turn_events
 
+from megathunder.accumulator_keys import BATCH, AccumulatorKind
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.objective import GrpoConfig
 from megathunder.config.root import Config
 from megathunder.config.streaming import StreamingConfig
 from megathunder.errors import IllegalMove, InfrastructureFailure, StalePolicyError
-from megathunder.schedule.dispatcher import shares
+from megathunder.schedule.answers import shares
 from megathunder.schedule.ledger import Drop, Ledger
 from megathunder.schedule.lifecycle import MOVES, START, State, move
 from megathunder.schedule.packing import PackLimits, pack
 from megathunder.schedule.scheduler import UpdateScheduler
 from megathunder.types import (
-    BATCH,
-    AccumulatorKind,
     ContributionId,
     Differentiate,
     Done,
@@ -96,9 +95,9 @@ def test_a_third_reward_value_goes_to_the_moments_one_row_an_item() -> None:
     give(scheduler, *(rewarded(0, i, r) for i, r in enumerate([1.0, 0.0, 0.5, 0.5])))
     kinds = []
     while (command := scheduler.next_work(0, 0.0)) is not None:
-        kinds.append((command.target.kind, len(command.rows), command.reward))
+        kinds.append((command.target.kind, len(command.rows), command.features))
         done(scheduler, command)
-    assert kinds == [("class", 1, 0.0), ("class", 1, 0.0), ("moment", 1, 0.5), ("moment", 1, 0.5)]
+    assert kinds == [("class", 1, ()), ("class", 1, ()), *[("moment", 1, (1.0, 0.5))] * 2]
 
 
 def test_the_cap_blocks_new_groups_and_the_blocked_time_is_reported() -> None:
@@ -328,7 +327,8 @@ def test_lifecycle_reaches_applied_in_both_orders_and_in_no_other_way() -> None:
             move(path, State.DROPPED, "x")
     with pytest.raises(IllegalMove, match="never differentiated"):
         move((State.GENERATING, State.COMPLETE, State.REWARDED), State.FOLDED, "x")
-    for state, legal in MOVES.items():
+    for state in State:
+        legal = MOVES[state]
         assert state in (State.APPLIED, State.DROPPED) or State.DROPPED in legal
 
 

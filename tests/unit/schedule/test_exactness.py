@@ -4,26 +4,33 @@ import itertools
 import math
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from fake_learner import divergence, h, row_gradient, trajectory_gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.advantages import advantages
+from oracles.advantages import batch_deviation, by_group, group_advantages, separate_advantages
+from own_advantage import hashed
 from update_driver import computed, drive, grpo_events, interleave, make_trajectory, score_events, teacher, turn_events
 
+from megathunder.accumulator_keys import BATCH
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.objective import GrpoConfig, LossConfig
+from megathunder.config.rollout import RolloutConfig
 from megathunder.config.root import Config
 from megathunder.config.run import RunConfig
 from megathunder.config.salt import SaltConfig
 from megathunder.config.streaming import StreamingConfig
-from megathunder.objectives.advantage import NORMALISATIONS
+from megathunder.objectives.advantage import BUILT_IN
+from megathunder.objectives.overlong import overlong_penalty
 from megathunder.schedule.lifecycle import State
 from megathunder.schedule.token_chain import train_rows
-from megathunder.types import BATCH, ContributionId, Rewarded, TrajectoryCompleted, TrajectoryLost
+from megathunder.types import ContributionId, Rewarded, TrajectoryCompleted, TrajectoryLost
 
 REWARDS = st.sampled_from([0.0, 1.0, 0.0, 1.0, 0.25, 0.7, None])
+OWN = f"{Path(__file__).parent / 'own_advantage.py'}:hashed"
+ADVANTAGES = (*sorted(set(BUILT_IN) - {"gdpo"}), OWN)
 SCHEDULES = ("sync", "periodic_async", "thundersync", "one_step_off")
 
 
@@ -51,7 +58,7 @@ def applied_tokens(outcome, trajectories) -> int:
     schedule=st.sampled_from(SCHEDULES),
     release=st.sampled_from(["trajectory", "turn_forward"]),
     content_ready=st.booleans(),
-    normalisation=st.sampled_from(NORMALISATIONS),
+    advantage=st.sampled_from(ADVANTAGES),
     loss=st.sampled_from(["token_mean", "sequence_mean", "constant"]),
     exact=st.booleans(),
     on_lost=st.sampled_from(["shrink", "drop_group"]),
@@ -63,13 +70,13 @@ def applied_tokens(outcome, trajectories) -> int:
 )
 @settings(max_examples=250, deadline=None)
 def test_grpo_gradient_equals_the_barrier_gradient(
-    rewards, schedule, release, content_ready, normalisation, loss, exact, on_lost, cap, pack_tokens, cells, apart, seed
+    rewards, schedule, release, content_ready, advantage, loss, exact, on_lost, cap, pack_tokens, cells, apart, seed
 ) -> None:
     rng = random.Random(seed)
     config = Config(
         schedule=schedule,
         run=RunConfig(group_size=5),
-        grpo=GrpoConfig(advantage=normalisation),
+        grpo=GrpoConfig(advantage=advantage, pass_k=1 + seed % 3),
         salt=SaltConfig(measure=apart),
         loss=LossConfig(normalisation=loss, constant=7.0),
         learner=LearnerConfig(accumulator="exact" if exact else "fp32"),
@@ -89,23 +96,86 @@ def test_grpo_gradient_equals_the_barrier_gradient(
     events = interleave([grpo_events(t, r, lost_late=rng.random() < 0.5) for group in groups for t, r in group], rng)
     outcome = drive(config, [len(g) for g in groups], events, cells=cells, seed=seed)
 
-    expected, z, scale_sum = [], 0.0, 0.0
+    def rule(rewards: list[float]) -> list[float]:
+        return hashed(rewards) if advantage == OWN else group_advantages(rewards, advantage, k=1 + seed % 3)
+
+    expected, weights, z, scale_sum = [], [], 0.0, 0.0
     for group in groups:
         if on_lost == "drop_group" and any(r is None for _, r in group):
             continue
-        got = advantages([r for _, r in group], [len(group)], normalisation)
+        got = by_group([r for _, r in group], [len(group)], rule)
         for (trajectory, reward), a in zip(group, got, strict=True):
             if reward is not None:
                 length = trajectory.sampled_tokens
                 z += {"token_mean": length, "sequence_mean": 1, "constant": 0}[loss]
+                weights.append(a)
                 part = a * trajectory_gradient(trajectory) / (length if loss == "sequence_mean" else 1)
                 expected.append(part)
                 scale_sum += abs(part)
     assert outcome.gradient == pytest.approx(math.fsum(expected), abs=1e-9 * (1 + scale_sum))
-    assert outcome.scheduler.normaliser == (7.0 if loss == "constant" else z)
-    assert outcome.scheduler.skip == (outcome.scheduler.ledger.counts.folded == 0 or z == 0 and loss != "constant")
+    z = 7.0 if loss == "constant" else z
+    over = batch_deviation(weights) + 1e-6 if BUILT_IN.get(advantage, BUILT_IN["std"]).over_batch else 1.0
+    assert outcome.scheduler.normaliser == pytest.approx(z * over, rel=1e-12)
+    assert outcome.scheduler.skip == (outcome.scheduler.ledger.counts.folded == 0 or z == 0)
     check_settled(outcome, config)
     assert outcome.scheduler.report.trained_tokens == applied_tokens(outcome, [t for g in groups for t, _ in g])
+
+
+@given(
+    rewards=st.lists(
+        st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.sampled_from([0.0, 0.5, 1.0])), min_size=2, max_size=6),
+        min_size=1,
+        max_size=3,
+    ),
+    schedule=st.sampled_from(SCHEDULES),
+    reward_values=st.integers(0, 6),
+    content_ready=st.booleans(),
+    exact=st.booleans(),
+    penalty=st.booleans(),
+    cells=st.integers(1, 2),
+    seed=st.integers(0, 1 << 30),
+)
+@settings(max_examples=120, deadline=None)
+def test_several_rewards_each_normalised_in_its_group_equal_the_barrier(
+    rewards, schedule, reward_values, content_ready, exact, penalty, cells, seed
+) -> None:
+    """GDPO: classes of reward vectors, beyond them one moment more per reward, the batch's deviation at the barrier."""
+    rng = random.Random(seed)
+    config = Config(
+        schedule=schedule,
+        run=RunConfig(group_size=6),
+        rollout=RolloutConfig(max_tokens=12, max_new_tokens=2),
+        grpo=GrpoConfig(advantage="gdpo", overlong_buffer_tokens=8 * penalty),
+        learner=LearnerConfig(accumulator="exact" if exact else "fp32"),
+        streaming=StreamingConfig(reward_values=reward_values, content_ready=content_ready),
+    )
+    groups = [
+        [(make_trajectory(g, i, [rng.randint(1, 3)]), pair) for i, pair in enumerate(group)]
+        for g, group in enumerate(rewards)
+    ]
+    streams = [
+        [*turn_events(t), TrajectoryCompleted(trajectory=t, at_s=0), rewarded_in_parts(t, pair)]
+        for group in groups
+        for t, pair in group
+    ]
+    outcome = drive(config, [len(g) for g in groups], interleave(streams, rng), cells=cells, seed=seed)
+    expected, weights = [], []
+    for group in groups:
+        rows = [(*pair, overlong_penalty(len(t.rows[0].token_ids), 12, 8)) if penalty else pair for t, pair in group]
+        got = separate_advantages(rows)
+        weights += got
+        expected += [a * trajectory_gradient(t) for a, (t, _) in zip(got, group, strict=True)]
+    assert outcome.gradient == pytest.approx(math.fsum(expected), abs=1e-8)
+    z = sum(t.sampled_tokens for g in groups for t, _ in g)
+    assert outcome.scheduler.normaliser == pytest.approx(z * (batch_deviation(weights) + 1e-6), rel=1e-12)
+    moments = [c for c in outcome.differentiations if c.features]
+    assert all(len(c.features) == 3 + penalty for c in moments)
+    check_settled(outcome, config)
+
+
+def rewarded_in_parts(trajectory, pair) -> Rewarded:
+    parts = dict(zip(("correct", "short"), pair, strict=True))
+    return Rewarded(id=trajectory.id, reward=sum(pair), verifier_s=0, at_s=0, parts=parts)
 
 
 @given(
@@ -220,7 +290,7 @@ def test_a_divergence_inside_the_reward_gives_the_barrier_gradient_of_the_shaped
     expected = []
     for group in groups:
         shaped = [None if r is None else r - 0.1 * sum(map(divergence, train_rows(t, 1.0))) for t, r in group]
-        weights = advantages(shaped, [len(group)], "none")
+        weights = by_group(shaped, [len(group)], lambda rewards: group_advantages(rewards, "none"))
         expected += [w * trajectory_gradient(t) for w, (t, r) in zip(weights, group, strict=True) if r is not None]
     assert outcome.gradient == pytest.approx(math.fsum(expected), abs=1e-7)
     check_settled(outcome, config)

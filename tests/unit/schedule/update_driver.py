@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from fake_learner import FakeCell, divergence, row_gradient
 
+from megathunder.accumulator_keys import BATCH
 from megathunder.config.root import Config
 from megathunder.schedule.scheduler import UpdateScheduler
 from megathunder.types import (
-    BATCH,
     Differentiate,
     Done,
     EndReason,

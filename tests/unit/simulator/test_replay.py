@@ -9,6 +9,7 @@ import pytest
 from benchmarks.papers import simulation_report
 from benchmarks.papers.balance import PaperModel, balance, predicted, replayed
 from benchmarks.papers.sweep import Point, points, sweep
+from megathunder.accumulator_keys import BATCH
 from megathunder.config.root import Config
 from megathunder.config.streaming import StreamingConfig
 from megathunder.errors import UserError
@@ -20,7 +21,7 @@ from megathunder.simulator.predict import RecordedUpdate, predict
 from megathunder.simulator.release_model import Release, ReleaseCurve
 from megathunder.simulator.schedule_replay import replay
 from megathunder.simulator.traces import AttemptTrace, TurnTrace, UpdateTrace, Workload, draw_trace
-from megathunder.types import BATCH, ContributionId, Differentiate, Fold, TrainRow
+from megathunder.types import ContributionId, Differentiate, Fold, TrainRow
 
 SCHEDULES = ("sync", "periodic_async", "thundersync", "one_step_off")
 
@@ -198,8 +199,6 @@ def test_plan_gives_more_gpus_to_the_slower_side_and_refuses_what_does_not_fit()
             plan(replace(request, **changes))
     with pytest.raises(UserError, match="active_parameters is 3.3e"):
         plan(replace(request, parameters=1e9, active_parameters=3.3e9))
-    with pytest.raises(UserError, match="grpo or opd"):
-        plan(replace(request, objective="ppo"))
     assert plan(replace(request, tool_s=0.0, spread=0.0))
 
 

@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from megathunder.accumulator_keys import BATCH, AccumulatorKey
 from megathunder.learner.model.attention import KeyValue, Prefix, RowSpan
 from megathunder.learner.passes.backward import Pass, Runner, Tally
 from megathunder.learner.passes.packing import Piece, last_computed, whole_rows
 from megathunder.learner.passes.prefix.cache import Cache, Layers, add_leading, laid_out, leaf_gradients
-from megathunder.types import BATCH, PROMPT_TOKENS_SAVED, AccumulatorKey, AccumulatorKind, Differentiate, Fold, TrainRow
+from megathunder.types import PROMPT_TOKENS_SAVED, Differentiate, Fold, TrainRow
 
 SAVED = PROMPT_TOKENS_SAVED
 
@@ -72,10 +73,8 @@ class SharedPrompts:
         self._runner.settle()
         for prompt, prefix in leaves.values():
             gradients = leaf_gradients(prefix)
-            add_leading(prompt.owed.setdefault(command.target, {}), gradients)
-            if command.target.kind is AccumulatorKind.MOMENT:
-                second = prompt.owed.setdefault(command.target._replace(slot=1), {})
-                add_leading(second, gradients, command.reward)
+            for slot, feature in enumerate(command.features or (1.0,), command.target.slot):
+                add_leading(prompt.owed.setdefault(command.target._replace(slot=slot), {}), gradients, feature)
         for row in command.rows:
             for (group, _), prompt in self._prompts.items():
                 if group == row.source.group:
