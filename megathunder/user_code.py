@@ -14,10 +14,12 @@ import inspect
 import threading
 import traceback
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from megathunder.errors import InfrastructureFailure, UserError
 
+PACKAGE = Path(__file__).parent
 FRAMES = 8  # of the user's traceback that are shown
 
 
@@ -39,8 +41,10 @@ class UserCodeFailure(InfrastructureFailure):
 
 
 def failure_of(what: str, error: BaseException) -> UserCodeFailure:
-    """The failure for an exception of the user's code; frames of this file say nothing to them."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__][-FRAMES:]
+    """The failure for an exception of the user's code; frames of this package say nothing to
+    them."""
+    found = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in found if PACKAGE not in Path(frame.filename).parents][-FRAMES:]
     text = "".join(traceback.format_list(frames)).rstrip()
     summary = f"raised {type(error).__name__}: {error}"
     return UserCodeFailure(what, summary, text, "correct the code at the last line of the traceback")

@@ -1,7 +1,7 @@
 """The shape of the tree, as laws: who may import whom, how long things are, what must not be in them.
 
-    tasks -> sandbox -> rewards -> speculation -> rollout -> objectives -> schedule -> learner -> publish
-          -> planning -> metrics | checkpoint -> simulator -> report -> evaluation
+    tasks -> sandbox -> environments -> rewards -> speculation -> rollout -> objectives -> schedule -> learner
+          -> publish -> planning -> metrics | checkpoint -> simulator -> report -> evaluation
 
 A room imports rooms left of it and the shared files; `loop.py`, `launch.py` and `coordinator/` see all. Each law is
 a function from source files to offenders, so that it is also tested on sources that break it. A failing law lists every
@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS: tuple[tuple[str, ...], ...] = (
     ("tasks",),
     ("sandbox",),
+    ("environments",),
     ("rewards",),
     ("speculation",),
     ("rollout",),

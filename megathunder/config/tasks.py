@@ -7,7 +7,14 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from megathunder.config.field_types import InputPath, NonNegativeFloat, NonNegativeInt, PositiveInt, Reference
+from megathunder.config.field_types import (
+    InputPath,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Reference,
+)
 from megathunder.errors import ConfigError
 
 KINDS = {
@@ -47,6 +54,8 @@ class TasksConfig:
     ones."""
     environment: Reference = ""
     """Class that answers the policy turn by turn: "file.py:Class", or the name of an adapter."""
+    environment_timeout_s: PositiveFloat = 60.0
+    """Limit of one call of the environment; one that takes longer is a fault."""
     options: dict[str, str] = field(default_factory=dict)
     """Keyword arguments of your own source and environment, as strings."""
     kinds: tuple[str, ...] = ()

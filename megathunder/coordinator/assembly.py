@@ -97,6 +97,7 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
                 chat=chat,
                 seed=config.run.seed,
                 reward=config.reward,
+                tasks=config.tasks,
                 teacher=teacher,
                 router=router,
             )

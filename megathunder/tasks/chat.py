@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from megathunder.errors import ConfigError
 from megathunder.tasks.task import Example, Message
@@ -86,10 +86,11 @@ class ChatFormat:
         turns = [turn for e in examples for turn in (Message("user", e.question), Message("assistant", e.answer))]
         return self.opening_ids([*turns, Message("user", prompt)])
 
-    def opening_ids(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens of a whole conversation and the opening of the next assistant turn. Raises what the template
-        raises on roles it does not know."""
-        return self._encode(self._render(self._given(messages), add_generation_prompt=True))
+    def opening_ids(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+        """The tokens of a whole conversation and the opening of the next assistant turn; `tools` are function
+        definitions as OpenAI has them. Raises what the template raises on roles it does not know."""
+        options = {"tools": [*tools]} if tools else {}
+        return self._encode(self._render(self._given(messages), add_generation_prompt=True, **options))
 
     def continuation_ids(self, messages: Sequence[Message], *, ended: bool = True) -> list[int]:
         """The tokens after a sampled turn: the new messages and the opening of the next turn. A turn that was cut off
@@ -119,7 +120,7 @@ class ChatFormat:
             text = text.replace(special, special[:1] + " " + special[1:])
         return text
 
-    def _render(self, messages: list[dict[str, str]], **options: bool) -> str:
+    def _render(self, messages: list[dict[str, str]], **options: Any) -> str:
         return self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
 
     def _observation_wrapper(self) -> tuple[str, str]:

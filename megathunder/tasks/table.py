@@ -115,7 +115,7 @@ def _task(row: object, number: int, config: TasksConfig, where: str, stem: str) 
         prompt="\n\n".join(m.content for m in messages if m.role != "system"),
         files=(),
         grading=RewardFunction(),
-        max_turns=config.max_turns if config.environment else 1,
+        max_turns=config.max_turns,
         messages=tuple(messages),
         row=known,
         single_turn=not config.environment,

@@ -6,9 +6,11 @@ Called by the process that starts the others, before the run folder is made. Rai
 from __future__ import annotations
 
 import dataclasses
+import inspect
 
 from megathunder.config import Config
 from megathunder.config.tasks import KINDS
+from megathunder.environments.build_environment import check_environment
 from megathunder.errors import ConfigError
 from megathunder.registry import AGENTS
 from megathunder.rewards.check_rewards import check_rewards
@@ -20,12 +22,23 @@ BUILT_IN_AGENTS = ("builtin", "command")
 def check_user_code(config: Config) -> None:
     """Raise ConfigError at the first of tasks, agent and reward that cannot work."""
     own_agent = config.rollout.agent not in BUILT_IN_AGENTS
-    if own_agent:
-        AGENTS.get(config.rollout.agent)
+    if own_agent and not inspect.iscoroutinefunction(AGENTS.get(config.rollout.agent)):
+        raise ConfigError(
+            f"rollout.agent = {config.rollout.agent!r} is no coroutine function",
+            expected="async def run(task, client, sandbox) -> float | None",
+            remedy="write async before def; client and sandbox are awaited",
+        )
+    if config.tasks.environment and config.rollout.agent != "builtin":
+        raise ConfigError(
+            f"rollout.agent = {config.rollout.agent!r} with tasks.environment = {config.tasks.environment!r}",
+            expected="one of them: each decides what the policy is asked next",
+            remedy='set rollout.agent = "builtin", or remove tasks.environment',
+        )
     if not (config.reward.function or config.tasks.environment or own_agent or config.tasks.source not in KINDS):
         return
     task = first_task(config)
-    check_rewards(config.reward, task, decides_elsewhere=own_agent or bool(config.tasks.environment))
+    rewarded = check_environment(config.tasks, task) if config.tasks.environment else own_agent
+    check_rewards(config.reward, task, decides_elsewhere=rewarded)
 
 
 def first_task(config: Config) -> Task:

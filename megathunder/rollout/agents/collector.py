@@ -19,10 +19,15 @@ from megathunder import tracing
 from megathunder.config.reward import RewardConfig
 from megathunder.config.rollout import RolloutConfig
 from megathunder.config.sandbox import SandboxConfig
+from megathunder.config.tasks import TasksConfig
+from megathunder.environments.build_environment import environment_maker, open_environment
 from megathunder.errors import InfrastructureFailure, MegathunderError
+from megathunder.registry import AGENTS
 from megathunder.rewards.scorer import RewardScorer
 from megathunder.rollout.agents.builtin_agent import Episode
 from megathunder.rollout.agents.end_tokens import end_token_ids
+from megathunder.rollout.agents.environment_agent import EnvironmentEpisode
+from megathunder.rollout.agents.python_agent import PythonAgentEpisode
 from megathunder.rollout.agents.recorder import EpisodeSettings, TrajectoryRecorder
 from megathunder.rollout.agents.task_grader import Grade, TaskGrader, finished_episode
 from megathunder.rollout.agents.workspace import Sandboxes, Workspace
@@ -43,8 +48,11 @@ from megathunder.types import (
     TurnCompleted,
     TurnScored,
 )
+from megathunder.user_code import UserCode
 
 Emit = Callable[[Event], None]
+Attempt = Episode | EnvironmentEpisode | HarnessEpisode | PythonAgentEpisode
+BUILT_IN_AGENTS = ("builtin", "command")
 log = logging.getLogger(__name__)
 
 
@@ -65,6 +73,7 @@ class Collector:
         teacher: ServerPool | None = None,
         router: RequestRouter | None = None,
         reward: RewardConfig | None = None,
+        tasks: TasksConfig | None = None,
     ) -> None:
         self._config, self._sandbox = config, sandbox
         self._sandboxes, self._chat, self._seed = sandboxes, chat, seed
@@ -78,12 +87,16 @@ class Collector:
         )
         self._teacher = Engine(teacher, self._client, config) if teacher else None
         self._endpoint = AgentEndpoint()
+        self._code, self._tasks = UserCode(threads=config.max_concurrent), tasks or TasksConfig()
+        self._environment = environment_maker(self._tasks)
+        self._agent = None if config.agent in BUILT_IN_AGENTS else AGENTS.get(config.agent)
         self._open = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Collector:
         await self._open.enter_async_context(self._client)
         await self._open.enter_async_context(self._rewards)
-        if self._config.agent == "command":
+        self._open.callback(self._code.close)
+        if self._config.agent != "builtin":
             await self._open.enter_async_context(self._endpoint)
         return self
 
@@ -184,9 +197,7 @@ class Collector:
             workspace=workspace,
             on_turn=on_turn,
         )
-        episode: Episode | HarnessEpisode = Episode(recorder)
-        if self._config.agent == "command":
-            episode = HarnessEpisode(recorder, self._endpoint, self._config.agent_command)
+        episode = self._episode(recorder)
         trajectory: Trajectory = await episode.run()
         report.emit(TrajectoryCompleted(trajectory=trajectory, at_s=time.monotonic()))
         started_s = time.monotonic()
@@ -201,6 +212,19 @@ class Collector:
         now = time.monotonic()
         rewarded = Rewarded(id=report.id, reward=score.reward, parts=score.parts, verifier_s=now - started_s, at_s=now)
         report.emit(rewarded)
+
+    def _episode(self, recorder: TrajectoryRecorder) -> Attempt:
+        """Who decides what the policy is asked next."""
+        if self._environment is not None:
+            session = open_environment(
+                self._environment, self._tasks, recorder.task, self._code, self._config.max_retries
+            )
+            return EnvironmentEpisode(recorder, session)
+        if self._agent is not None:
+            return PythonAgentEpisode(recorder, self._endpoint, self._agent, self._config.agent, self._code)
+        if self._config.agent == "command":
+            return HarnessEpisode(recorder, self._endpoint, self._config.agent_command)
+        return Episode(recorder)
 
 
 class Report:

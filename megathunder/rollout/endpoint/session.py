@@ -50,6 +50,11 @@ class Session:
         self._undelivered: tuple[list[Message], Turn] | None = None
 
     @property
+    def last_text(self) -> str:
+        """What the policy said last; empty where it said nothing."""
+        return self._last.text if self._last else ""
+
+    @property
     def task(self) -> TaskAnswer:
         task = self.recorder.task
         return TaskAnswer(

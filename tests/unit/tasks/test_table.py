@@ -43,7 +43,7 @@ def test_rows_of_each_peer_are_read_unchanged(name: str, tmp_path: Path) -> None
             Message("user", "What is 7 + 4?"),
         ]
         assert [task.row for task in tasks] == lines
-        assert all(task.single_turn and task.max_turns == 1 for task in tasks)
+        assert all(task.single_turn for task in tasks)
     assert tasks[0].kind == ("openai/gsm8k" if name == "verl" else name)
 
 
