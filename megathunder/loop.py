@@ -51,7 +51,7 @@ async def stream(run: Coordinator, scheduler: UpdateScheduler, rollouts: Rollout
         for cell in run.cells_with_room:
             if command := scheduler.next_ahead(cell, time.monotonic()):
                 await run.submit(cell, command)
-        for message in await rollouts.messages(run.config.streaming.stall_timeout_s):
+        for message in await rollouts.messages(run.config.stall_limit_s):
             if isinstance(message, Done):
                 run.note_done(message, rollouts)
                 scheduler.on_done(message, time.monotonic())

@@ -40,6 +40,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
 )
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 SHARED = {
+    "hardware",
     "types",
     "accumulator_keys",
     "errors",

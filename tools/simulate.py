@@ -26,6 +26,7 @@ from benchmarks.papers import group_size_cases as sizes
 from benchmarks.papers import lengths, simulation_report
 from benchmarks.papers import sweep as sweeps
 from megathunder.errors import UserError
+from megathunder.hardware import gpu_named
 from megathunder.metrics.output_file import output_file
 from megathunder.metrics.row import read_rows
 from megathunder.metrics.run_folder import open_folder
@@ -162,7 +163,7 @@ def plan(
     request = plans.PlanRequest(
         parameters=parameters,
         active_parameters=active_parameters or parameters,
-        gpu=plans.gpu_named(gpu),
+        gpu=gpu_named(gpu),
         gpus=gpus,
         by_turn=releases_by_turn(objective),
         trajectories=trajectories,

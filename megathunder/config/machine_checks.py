@@ -13,20 +13,9 @@ from urllib.parse import urlsplit
 from megathunder.config.kernels import choose_layers, choose_optimizer
 from megathunder.config.root import Config
 from megathunder.errors import ConfigError
+from megathunder.hardware import GPUS
 from megathunder.processes import missing_cores, port_error
 
-GPU_MEMORY_GIB = {
-    "A100": 79.0,
-    "H100": 79.0,
-    "H200": 139.0,
-    "H800": 79.0,
-    "H20": 95.0,
-    "B200": 178.0,
-    "B300": 267.0,
-    "L40S": 44.0,
-    "L4": 22.0,
-}
-"""What the driver reports as the total of one GPU, rounded down (80 GB models of the A100 and H100)."""
 PYTHON = "/usr/bin/python3"  # what sandboxes have
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
@@ -178,10 +167,10 @@ def check_server_exposure(config: Config) -> None:
 
 def check_gpu_name(config: Config) -> None:
     hardware = config.hardware
-    if hardware.gpu and not hardware.gpu_memory_gib and hardware.gpu.upper() not in GPU_MEMORY_GIB:
+    if hardware.gpu and not hardware.gpu_memory_gib and hardware.gpu.upper() not in GPUS:
         raise ConfigError(
             f"hardware.gpu = {hardware.gpu!r}",
-            expected=f"one of {', '.join(GPU_MEMORY_GIB)}",
+            expected=f"one of {', '.join(GPUS)}",
             remedy="set hardware.gpu_memory_gib to the memory of one GPU",
         )
 

@@ -21,6 +21,8 @@ from megathunder.config.speculation import SpeculationConfig
 from megathunder.config.streaming import StreamingConfig
 from megathunder.config.tasks import TasksConfig
 
+STALL_GRACE_S = 30.0  # leases of sandboxes, copies, the learner's own last command
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -70,6 +72,15 @@ class Config:
         """Most trajectories that an update may begin with."""
         largest = self.group_sizes[-1]
         return self.trajectory_target + largest if self.trajectory_target else self.run.groups_per_update * largest
+
+    @property
+    def stall_limit_s(self) -> float:
+        """How long an update may make no progress: never less than one trajectory may take with all its retries, its
+        grading and its reward functions, which report nothing meanwhile."""
+        rewards_s = self.reward.timeout_s * len(self.reward.function)
+        attempt_s = self.rollout.deadline_s + self.sandbox.grading_budget_s + rewards_s
+        longest_s = (1 + self.rollout.max_retries) * attempt_s + STALL_GRACE_S
+        return max(self.streaming.stall_timeout_s, longest_s)
 
     @property
     def drafting(self) -> SpeculationConfig | None:

@@ -34,4 +34,5 @@ class StreamingConfig:
     look_ahead: bool = True
     """Send a busy cell its next piece of work while others wait, so that it does not wait for the coordinator."""
     stall_timeout_s: PositiveFloat = 600.0
-    """An update that makes no progress for this long ends the run with an error."""
+    """An update that makes no progress for this long ends the run with an error. Raised to what `rollout.deadline_s`,
+    `rollout.max_retries`, `sandbox.grading_budget_s` and `reward.timeout_s` allow one trajectory to take."""

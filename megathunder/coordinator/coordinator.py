@@ -237,7 +237,7 @@ class Coordinator:
                 skip=scheduler.skip,
             )
 
-        command, answers = await self.parts.learner.everywhere(step, self.config.streaming.stall_timeout_s)
+        command, answers = await self.parts.learner.everywhere(step, self.config.stall_limit_s)
         for done in answers:
             record.work(command, done)
         self.version += 1  # before anything can be awaited: a restarted server must be told the weights' true version

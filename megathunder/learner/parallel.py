@@ -25,6 +25,9 @@ from megathunder.config.learner import LearnerConfig
 from megathunder.errors import ConfigError
 from megathunder.learner import cpu
 
+IDLE_LIMIT = timedelta(days=7)
+"""Of a cell's commands: ranks wait for work as long as rollouts take; a leader that dies closes the connection."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
@@ -184,7 +187,7 @@ def _layout(config: LearnerConfig, device: torch.device) -> Layout:
     everyone: list[list[int]] = [[] for _ in range(world)]
     dist.all_gather_object(everyone, mine)
     cells = join_coupled(everyone)
-    groups = [dist.new_group(list(ranks), backend="gloo") for ranks in cells]
+    groups = [dist.new_group(list(ranks), timeout=IDLE_LIMIT, backend="gloo") for ranks in cells]
     cell = next(i for i, ranks in enumerate(cells) if rank in ranks)
     shard_groups = _shard_groups(cells[cell]) if config.accumulator_shards > 1 else (None, None)
     return Layout(

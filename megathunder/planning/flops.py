@@ -21,22 +21,8 @@ import time
 from dataclasses import dataclass
 
 from megathunder.config.model_shape import ModelShape
+from megathunder.hardware import gpu_of_device
 from megathunder.types import TrainRow
-
-PEAKS = {
-    "A100": 312e12,
-    "A800": 312e12,
-    "H100": 989e12,
-    "H200": 989e12,
-    "H800": 989e12,
-    "H20": 148e12,
-    "B200": 2250e12,
-    "B300": 2250e12,
-    "L40S": 362e12,
-    "L40": 181e12,
-    "L4": 121e12,
-}
-"""Dense bfloat16 peaks, operations a second, from the vendor's data sheets (no sparsity)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +76,9 @@ def utilisation(flops: float, seconds: float, peak_flops: float) -> float | None
 
 
 def known_peak(device_name: str) -> float:
-    """Peak of a GPU by its name ("NVIDIA H200"), longest match first; 0 where the name is not known."""
-    found = [name for name in PEAKS if name in device_name.upper().replace("NVIDIA", "").replace("-", " ").split()]
-    return PEAKS[max(found, key=len)] if found else 0.0
+    """Dense bfloat16 operations a second of the GPU that the driver calls so; 0 where it is not known."""
+    gpu = gpu_of_device(device_name)
+    return gpu.flops if gpu else 0.0
 
 
 def measured_peak(size: int = 768, repeats: int = 5) -> float:

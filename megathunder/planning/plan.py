@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from rich.table import Table
 
 from megathunder.config import Config
-from megathunder.config.machine_checks import GPU_MEMORY_GIB
 from megathunder.config.model_shape import ModelShape
+from megathunder.hardware import gpu_named
 from megathunder.objectives.build_objective import needs_teacher
 from megathunder.planning.footprint import (
     SIZES,
@@ -119,7 +119,7 @@ def make_plan(
     """Compute the plan. `host_limit_bytes`: memory of this host; `gpu_bytes`: of its GPU, 0 where it has none;
     `ranks_here`: of the `ranks`, those on this machine (0: all). `samples`: the run has servers."""
     hardware = config.hardware
-    named = hardware.gpu_memory_gib or GPU_MEMORY_GIB.get(hardware.gpu.upper(), 0.0)
+    named = hardware.gpu_memory_gib or (gpu_named(hardware.gpu).memory_gib if hardware.gpu else 0.0)
     on_gpu = config.learner.device == "cuda" or (config.learner.device == "auto" and bool(named or gpu_bytes))
     here = 0 if named else host_limit_bytes  # a named GPU is another machine's
     meant = round(hardware.host_memory_gib * 2**30)

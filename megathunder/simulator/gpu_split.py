@@ -19,6 +19,7 @@ import math
 from dataclasses import dataclass
 
 from megathunder.errors import UserError
+from megathunder.hardware import Gpu
 from megathunder.simulator.release_model import (
     ReleaseCurve,
     lognormal_midpoints,
@@ -30,27 +31,6 @@ from megathunder.simulator.release_model import (
 LEARNER_BYTES_PER_PARAMETER = 18.0
 USABLE_MEMORY = 0.85
 MAY_BE_0 = frozenset(("gpus", "prompt_tokens", "observation_tokens", "tool_s", "spread", "step_s"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """Peak dense bf16 FLOP/s, memory bandwidth in bytes/s, memory in bytes (vendors' data sheets)."""
-
-    name: str
-    flops: float
-    bandwidth_bytes_s: float
-    memory_bytes: float
-
-
-GPUS = {
-    g.name: g
-    for g in (
-        Gpu(name="a100", flops=312e12, bandwidth_bytes_s=2.0e12, memory_bytes=80e9),
-        Gpu(name="h100", flops=989e12, bandwidth_bytes_s=3.35e12, memory_bytes=80e9),
-        Gpu(name="h200", flops=989e12, bandwidth_bytes_s=4.8e12, memory_bytes=141e9),
-        Gpu(name="b200", flops=2250e12, bandwidth_bytes_s=8.0e12, memory_bytes=180e9),
-    )
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +75,6 @@ class Split:
     thundersync_step_s: float
     speedup: float
     fits: bool
-
-
-def gpu_named(name: str) -> Gpu:
-    """The GPU called `name`; UserError listing the known ones."""
-    if name.lower() not in GPUS:
-        raise UserError(f"GPU {name!r}", expected=f"one of {', '.join(sorted(GPUS))}", remedy="choose the nearest one")
-    return GPUS[name.lower()]
 
 
 def plan(request: PlanRequest) -> list[Split]:

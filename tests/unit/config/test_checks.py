@@ -10,11 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from megathunder.config import speculation_checks
+from megathunder.config import Config, speculation_checks
 from megathunder.config.checks import check, notes
+from megathunder.config.load import load_config
 from megathunder.errors import ConfigError, UserError
 from tests.unit.config.config_cases import change, legal, model_folder
 
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.toml"))
 REFUSED: list[tuple[dict[str, object], str, str]] = [
     ({"run__group_size": 1}, "group_size = 1", "run.group_size"),
     ({"run__group_size": 1, "grpo__advantage": "leave_one_out"}, "leave_one_out", "run.group_size"),
@@ -287,3 +289,21 @@ def test_speculation_needs_the_plug_in_and_the_cache_it_names(tmp_path: Path, mo
         check(config, ranks=1)
     assert "arctic" in refused.value.seen and "patterns" in refused.value.remedy
     check(change(config, rollout__urls=("http://127.0.0.1:1",)), ranks=1)  # started elsewhere
+
+
+def test_the_stall_limit_never_cuts_what_other_limits_allow() -> None:
+    """A trajectory may take its deadline and its grading, as often as it is tried, and its reward functions."""
+    config = change(
+        Config(),
+        streaming__stall_timeout_s=1.5,
+        rollout__deadline_s=100.0,
+        rollout__max_retries=1,
+        sandbox__grading_budget_s=10.0,
+        reward__function=("a.py:f", "boxed"),
+        reward__timeout_s=5.0,
+    )
+    assert config.stall_limit_s > 2 * (100 + 10 + 2 * 5)
+    assert change(config, streaming__stall_timeout_s=9000.0).stall_limit_s == 9000.0
+    for example in EXAMPLES:
+        loaded = load_config(["--config", str(example)])
+        assert loaded.stall_limit_s > loaded.rollout.deadline_s + loaded.sandbox.grading_budget_s

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 from megatron.core.parallel_state import RankGenerator
 
 from examples.policies.build.tiny import make_tiny
@@ -104,3 +106,9 @@ def test_more_context_ranks_than_heads_are_refused(tmp_path: Path) -> None:
     layout = replace(initialize(LearnerConfig(device="cpu")), context=8)
     with pytest.raises(ConfigError, match="context_parallel = 8, the policy has 4 key-value heads"):
         build_model(LearnerConfig(device="cpu", context_parallel=8), layout, folder=folder)
+
+
+def test_ranks_of_a_cell_may_wait_for_work_longer_than_a_collective_may_take() -> None:
+    """A rollout of an hour leaves the learner idle: that is no fault of a cell's group."""
+    layout = initialize(LearnerConfig(device="cpu", collective_timeout_s=5.0))
+    assert layout.cell_group._get_backend(torch.device("cpu")).options._timeout >= timedelta(days=1)

@@ -13,9 +13,10 @@ from megathunder.accumulator_keys import BATCH
 from megathunder.config.root import Config
 from megathunder.config.streaming import StreamingConfig
 from megathunder.errors import UserError
+from megathunder.hardware import gpu_named
 from megathunder.metrics.spans import Span
 from megathunder.simulator.costs import CostModel, fit_costs
-from megathunder.simulator.gpu_split import PlanRequest, gpu_named, plan
+from megathunder.simulator.gpu_split import PlanRequest, plan
 from megathunder.simulator.interference import Interference, measure_interference
 from megathunder.simulator.predict import RecordedUpdate, predict
 from megathunder.simulator.release_model import Release, ReleaseCurve
@@ -189,9 +190,9 @@ def test_plan_gives_more_gpus_to_the_slower_side_and_refuses_what_does_not_fit()
     assert splits[0].thundersync_step_s == min(s.thundersync_step_s for s in splits)
     slow_tools = plan(replace(request, tool_s=200.0))[0]
     assert slow_tools.learner_gpus >= splits[0].learner_gpus
-    with pytest.raises(UserError, match="70.0B parameters on 2 h100"):
+    with pytest.raises(UserError, match="70.0B parameters on 2 H100"):
         plan(replace(request, parameters=70e9, gpu=gpu_named("H100"), gpus=2))
-    with pytest.raises(UserError, match="h200"):
+    with pytest.raises(UserError, match="H200"):
         gpu_named("v100")
     for changes in ({"trajectories": 0}, {"learner_mfu": 0.0}, {"tool_s": -1.0}, {"spread": float("nan")}):
         ((name, value),) = changes.items()
