@@ -33,6 +33,7 @@ setup(
     install_requires=[requirement for requirement in pinned("base") if not requirement.startswith("setuptools")],
     extras_require={
         "cpu": [*pinned("torch"), *pinned("engine"), MEGATRON],
+        "harnesses": pinned("harnesses"),
         "gpu": [*pinned("torch"), SGLANG, MEGATRON, *pinned("gpu")],
         "agents": [requirement for requirement in pinned("agents") if not requirement.startswith("mini-swe-agent")],
         "datasets": pinned("datasets"),

@@ -102,7 +102,8 @@ class Row(Wire):
 
 
 class Trajectory(Wire):
-    """One attempt at one task. Several rows only after a context reset; they share the one reward."""
+    """One attempt at one task. Several rows only after a context reset; they share the one reward. `side_rows` are what
+    a harness asked beside its main conversation (a title, a sub-agent): recorded, never trained, in no count."""
 
     id: TrajectoryId
     task_id: str
@@ -115,6 +116,7 @@ class Trajectory(Wire):
     rewarded_s: float = 0.0
     tool_s: float = 0.0
     reward_parts: dict[str, float] = {}  # what the reward is made of, by name, where it has parts
+    side_rows: tuple[Row, ...] = ()
 
     @property
     def sampled_tokens(self) -> int:

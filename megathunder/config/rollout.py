@@ -21,6 +21,9 @@ class RolloutConfig:
     """The harness, one process a trajectory: a command line that finds OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL
     in its environment ({base_url} and {model} may stand in it). It runs outside the sandbox and must run nothing there
     that the policy says: commands go to /v1/session/exec."""
+    tool_parser: str = "auto"
+    """SGLang's function-call parser (`qwen25`, `llama3`, ...) of the calls of a harness's tools; `auto` goes by what
+    the model's chat template writes."""
     urls: tuple[str, ...] = ()
     """Servers that already run; empty: this run starts its own."""
     servers: PositiveInt = 1

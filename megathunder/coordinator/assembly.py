@@ -98,6 +98,7 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
                 seed=config.run.seed,
                 reward=config.reward,
                 tasks=config.tasks,
+                logs=folder.path / "logs",
                 teacher=teacher,
                 router=router,
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 import time
 from collections.abc import Awaitable, Callable
 
@@ -33,6 +34,11 @@ Message = Event | Done
 
 class Stopped(Exception):
     """The run was asked to end while these rollouts were under way."""
+
+
+def cause_of(reason: str) -> str:
+    """A reason without what differs from one trajectory to the next: numbers, paths."""
+    return re.sub(r"/\S+|\d+", "*", reason)
 
 
 Collect = Callable[["Rollouts", int], Awaitable[None]]  # from which group on
@@ -105,8 +111,16 @@ class Rollouts:
         elif isinstance(event, TrajectoryLost):
             self.lost[event.id] = event.reason
             self.trajectories.pop(event.id, None)
+            self._check_all_lost()
         if isinstance(event, Rewarded | TurnScored | TrajectoryLost):
             self.last_reward_at_s = max(self.last_reward_at_s, event.at_s)
+
+    def _check_all_lost(self) -> None:
+        """Raises InfrastructureFailure where every trajectory was lost for one reason: the next update would be too."""
+        if len(self.lost) < self.expected or len({cause_of(reason) for reason in self.lost.values()}) > 1:
+            return
+        first = next(iter(self.lost.values()))
+        raise InfrastructureFailure(f"{len(self.lost)} of {self.expected} trajectories lost: {first}")
 
     async def ended(self) -> None:
         """Wait until no trajectory of these is in flight any more."""

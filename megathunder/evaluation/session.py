@@ -97,6 +97,7 @@ async def open_session(config: Config, folder: Path, logs: Path) -> AsyncIterato
             seed=config.run.seed,
             reward=config.reward,
             tasks=config.tasks,
+            logs=logs,
         )
         await stack.enter_async_context(collector)
         control = ServerControl(timeout_s=config.rollout.request_timeout_s, api_key=config.rollout.api_key)

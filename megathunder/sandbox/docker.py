@@ -28,7 +28,7 @@ from megathunder.config.sandbox import SandboxConfig
 from megathunder.config.sandbox_checks import ask_daemon, daemon_settings
 from megathunder.errors import InfrastructureFailure, IsolationError
 from megathunder.sandbox.bubblewrap import ENVIRONMENT, MB, ROOT_FOLDERS, SCRATCH_MB, SHARED_MEMORY_MB, test_runner
-from megathunder.sandbox.interface import ExecResult, Member
+from megathunder.sandbox.interface import ExecResult, Member, too_long
 from megathunder.sandbox.local import MAX_COMMAND_BYTES
 from megathunder.sandbox.output import Kept
 from megathunder.sandbox.streams import archive_of, read_output, send
@@ -195,8 +195,11 @@ class DockerSandbox:
 
     async def exec(self, command: str, deadline_s: float) -> ExecResult:
         """Runs `command` with bash for at most `deadline_s`."""
-        text = command.replace("\0", "").encode(errors="replace")[:MAX_COMMAND_BYTES].decode(errors="replace")
-        return await self._run(["/bin/bash", "--noprofile", "--norc", "-c", PATHS + text], deadline_s)
+        text = command.replace("\0", "").encode(errors="replace")
+        if len(text) > MAX_COMMAND_BYTES:
+            return too_long(len(text), MAX_COMMAND_BYTES)
+        shell = ["/bin/bash", "--noprofile", "--norc", "-c", PATHS + text.decode(errors="replace")]
+        return await self._run(shell, deadline_s)
 
     async def upload(self, files: Iterable[TaskFile]) -> None:
         """Writes `files` with the agent's rights; raises InfrastructureFailure with tar's words."""

@@ -12,6 +12,8 @@ from typing import Protocol
 
 from megathunder.tasks import TaskFile
 
+NOT_RUN = "not run"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecResult:
@@ -19,7 +21,7 @@ class ExecResult:
 
     `output` is standard output and error in the order written, invalid UTF-8 as U+FFFD; of a long one the head and
     the tail, with `dropped_bytes` missing between them. `exit_status` is 128 + signal for a killed command.
-    `fault` is empty, or names the limit that ended the command: timeout, memory, files, died.
+    `fault` is empty, or names the limit that ended the command (timeout, memory, files, died), or why it was not run.
     """
 
     output: str
@@ -35,8 +37,16 @@ class ExecResult:
 
     @property
     def notice(self) -> str:
-        """What the policy is told beside the output: the limit that ended the command, if one did."""
-        return f"stopped: {self.fault}" if self.fault else ""
+        """What the policy is told beside the output: the limit that ended the command, or for which it was not run."""
+        if not self.fault:
+            return ""
+        return self.fault if self.fault.startswith(NOT_RUN) else f"stopped: {self.fault}"
+
+
+def too_long(command_bytes: int, most: int) -> ExecResult:
+    """Of a command that is not run, since a part of it would do something else."""
+    fault = f"{NOT_RUN}: a command of {command_bytes:,} bytes, at most {most:,} are allowed"
+    return ExecResult(output="", exit_status=126, wall_s=0.0, cpu_s=0.0, fault=fault)
 
 
 class Sandbox(Protocol):

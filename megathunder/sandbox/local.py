@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import InfrastructureFailure
 from megathunder.sandbox.bubblewrap import Identity, identity, spawn
-from megathunder.sandbox.interface import ExecResult
+from megathunder.sandbox.interface import ExecResult, too_long
 from megathunder.sandbox.output import joined
 from megathunder.tasks import TaskFile
 
@@ -73,7 +73,9 @@ class LocalSandbox:
     async def exec(self, command: str, deadline_s: float) -> ExecResult:
         """Runs `command` with bash for at most `deadline_s` seconds."""
         started = time.monotonic()
-        text = command.replace("\0", "").encode(errors="replace")[:MAX_COMMAND_BYTES]
+        text = command.replace("\0", "").encode(errors="replace")
+        if len(text) > MAX_COMMAND_BYTES:
+            return too_long(len(text), MAX_COMMAND_BYTES)
         header = f"{deadline_s:.3f} {self._config.output_bytes}\n".encode()
         try:
             answer = await self._ask(b"X", header + text, deadline_s + GRACE_S)

@@ -20,6 +20,7 @@ from megathunder.tasks.task import (
     Task,
     TaskFile,
     TerminalTests,
+    ToolCall,
 )
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "TaskFile",
     "TaskSource",
     "TerminalTests",
+    "ToolCall",
     "build_source",
     "fitting",
     "heldout_tasks",

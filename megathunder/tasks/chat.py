@@ -13,8 +13,10 @@ Called by rollout/ (agent loop, endpoint), evaluation/ and tasks.training. Refus
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from megathunder.errors import ConfigError
@@ -24,6 +26,7 @@ SUBMIT = "submit"
 EMPTY_OUTPUT = "-"
 SHELL_NAME = "bash: line 1: "  # how bash -c begins its complaints
 USER, ACTION, OUTPUT = "USER-TEXT", "ACTION-TEXT", "OUTPUT-TEXT"  # stand-ins while a template is read
+TOOL = "tool_stand_in"
 
 
 class ChatTokenizer(Protocol):
@@ -36,7 +39,7 @@ class ChatTokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = ...) -> str: ...
 
-    def apply_chat_template(self, conversation: list[dict[str, str]], **options: object) -> str: ...
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **options: object) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,26 @@ def observation_text(output: str, characters: int, notice: str = "") -> str:
     return "\n".join(filter(None, (shown, notice))) or EMPTY_OUTPUT
 
 
+def as_dict(message: Message) -> dict[str, Any]:
+    """A message as chat templates take it: the arguments of tool calls as values, as Hugging Face has them."""
+    shown: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        shown["tool_calls"] = [
+            {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": _value(call.arguments)}}
+            for call in message.tool_calls
+        ]
+    if message.call_id:
+        shown["tool_call_id"] = message.call_id
+    return shown
+
+
+def _value(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments  # as the policy wrote it
+
+
 class ChatFormat:
     """Prompt, observation and action of one tokenizer. `end_token_id` ends every sampled turn."""
 
@@ -89,14 +112,20 @@ class ChatFormat:
     def opening_ids(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """The tokens of a whole conversation and the opening of the next assistant turn; `tools` are function
         definitions as OpenAI has them. Raises what the template raises on roles it does not know."""
-        options = {"tools": [*tools]} if tools else {}
+        options = {"tools": [self._harmless_value(tool) for tool in tools]} if tools else {}
         return self._encode(self._render(self._given(messages), add_generation_prompt=True, **options))
+
+    @cached_property
+    def shows_tools(self) -> bool:
+        """Whether the template tells the policy which tools there are."""
+        tool = {"type": "function", "function": {"name": TOOL, "description": "", "parameters": {"type": "object"}}}
+        return TOOL in self._render([{"role": "user", "content": USER}], add_generation_prompt=True, tools=[tool])
 
     def continuation_ids(self, messages: Sequence[Message], *, ended: bool = True) -> list[int]:
         """The tokens after a sampled turn: the new messages and the opening of the next turn. A turn that was cut off
         (not `ended`) is closed with the end token first."""
         start = [Message("user", USER), Message("assistant", ACTION)]
-        whole = self._render([*map(Message._asdict, start), *self._given(messages)], add_generation_prompt=True)
+        whole = self._render([*map(as_dict, start), *self._given(messages)], add_generation_prompt=True)
         _, _, rest = whole.partition(ACTION)
         _, end, rest = rest.partition(self._tokenizer.eos_token)
         return self._encode(rest if ended else end + rest)
@@ -105,12 +134,24 @@ class ChatFormat:
         """The tokens after a sampled turn: the tool message (already cut) and the opening of the next turn."""
         return self._encode(self._before + self._harmless(output) + self._after)
 
-    def action_text(self, token_ids: Sequence[int]) -> str:
-        """The text of a sampled turn without its end token."""
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+    def action_text(self, token_ids: Sequence[int], *, keep_special: bool = False) -> str:
+        """The text of a sampled turn without its end token; special tokens (as some models open tool calls with) are
+        left out, or kept."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=not keep_special)
 
-    def _given(self, messages: Sequence[Message]) -> list[dict[str, str]]:
-        return [{"role": message.role, "content": self._harmless(message.content)} for message in messages]
+    def _given(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        return [self._harmless_value(as_dict(message)) for message in messages]
+
+    def _harmless_value(self, value: Any) -> Any:
+        """`value` with every text in it made harmless."""
+        match value:
+            case str():
+                return self._harmless(value)
+            case dict():
+                return {self._harmless(str(name)): self._harmless_value(part) for name, part in value.items()}
+            case list() | tuple():
+                return [self._harmless_value(part) for part in value]
+        return value
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
@@ -120,7 +161,7 @@ class ChatFormat:
             text = text.replace(special, special[:1] + " " + special[1:])
         return text
 
-    def _render(self, messages: list[dict[str, str]], **options: Any) -> str:
+    def _render(self, messages: list[dict[str, Any]], **options: Any) -> str:
         return self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
 
     def _observation_wrapper(self) -> tuple[str, str]:

@@ -13,11 +13,22 @@ import msgspec
 from megathunder.types import Wire
 
 
+class ToolCall(NamedTuple):
+    """A call of a function by the policy; `arguments` is a JSON object as text."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
 class Message(NamedTuple):
-    """One message of a conversation; `role` is what the chat template calls it."""
+    """One message of a conversation; `role` is what the chat template calls it. `call_id`: of the call that a tool
+    message answers."""
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
 
 
 class TaskFile(Wire):

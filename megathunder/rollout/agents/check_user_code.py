@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from pathlib import Path
 
 from megathunder.config import Config
 from megathunder.config.tasks import KINDS
@@ -14,6 +15,7 @@ from megathunder.environments.build_environment import check_environment
 from megathunder.errors import ConfigError
 from megathunder.registry import AGENTS
 from megathunder.rewards.check_rewards import check_rewards
+from megathunder.rollout.servers.tool_parsers import choose_tool_parser
 from megathunder.tasks import ListedSource, Task, build_source
 
 BUILT_IN_AGENTS = ("builtin", "command")
@@ -21,6 +23,7 @@ BUILT_IN_AGENTS = ("builtin", "command")
 
 def check_user_code(config: Config) -> None:
     """Raise ConfigError at the first of tasks, agent and reward that cannot work."""
+    choose_tool_parser(config.rollout.tool_parser, Path(config.learner.model))
     own_agent = config.rollout.agent not in BUILT_IN_AGENTS
     if own_agent and not inspect.iscoroutinefunction(AGENTS.get(config.rollout.agent)):
         raise ConfigError(

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from megathunder import tracing
 from megathunder.config.reward import RewardConfig
@@ -31,7 +33,7 @@ from megathunder.rollout.agents.python_agent import PythonAgentEpisode
 from megathunder.rollout.agents.recorder import EpisodeSettings, TrajectoryRecorder
 from megathunder.rollout.agents.task_grader import Grade, TaskGrader, finished_episode
 from megathunder.rollout.agents.workspace import Sandboxes, Workspace
-from megathunder.rollout.endpoint import AgentEndpoint, HarnessEpisode
+from megathunder.rollout.endpoint import AgentEndpoint, HarnessEpisode, HarnessFailed
 from megathunder.rollout.routing import RequestRouter
 from megathunder.rollout.servers.client import EngineClient
 from megathunder.rollout.servers.engine import DeadlinePassed, Engine, EpisodeClock
@@ -58,7 +60,7 @@ log = logging.getLogger(__name__)
 
 class Collector:
     """`async with Collector(...) as collector:`. `grade` is rewards.grading.grade, `reward` the section [reward]; a
-    `teacher` scores turns."""
+    `teacher` scores turns. What harnesses print goes to `logs`/agents."""
 
     def __init__(
         self,
@@ -74,7 +76,9 @@ class Collector:
         router: RequestRouter | None = None,
         reward: RewardConfig | None = None,
         tasks: TasksConfig | None = None,
+        logs: Path | None = None,
     ) -> None:
+        self._logs, self._harness_failed = logs, False
         self._config, self._sandbox = config, sandbox
         self._sandboxes, self._chat, self._seed = sandboxes, chat, seed
         self._client = EngineClient(timeout_s=config.request_timeout_s, api_key=config.api_key)
@@ -187,18 +191,19 @@ class Collector:
             if scorer is not None:
                 scorer.begin(turn, token_ids)
 
-        recorder = TrajectoryRecorder(
-            task,
-            report.id,
-            lane=report.lane,
-            settings=settings,
-            engine=self._engine,
-            chat=self._chat,
-            workspace=workspace,
-            on_turn=on_turn,
-        )
-        episode = self._episode(recorder)
-        trajectory: Trajectory = await episode.run()
+        def recorder() -> TrajectoryRecorder:
+            return TrajectoryRecorder(
+                task,
+                report.id,
+                lane=report.lane,
+                settings=settings,
+                engine=self._engine,
+                chat=self._chat,
+                workspace=workspace,
+                on_turn=on_turn,
+            )
+
+        episode, trajectory = await self._until_it_ends(recorder, workspace, scorer)
         report.emit(TrajectoryCompleted(trajectory=trajectory, at_s=time.monotonic()))
         started_s = time.monotonic()
         with tracing.span(report.lane, "verifier"):
@@ -213,6 +218,30 @@ class Collector:
         rewarded = Rewarded(id=report.id, reward=score.reward, parts=score.parts, verifier_s=now - started_s, at_s=now)
         report.emit(rewarded)
 
+    async def _until_it_ends(
+        self, recorder: Callable[[], TrajectoryRecorder], workspace: Workspace, scorer: Scorer | None
+    ) -> tuple[Attempt, Trajectory]:
+        """A harness that breaks is started anew, in a clean sandbox; twice in the same way it would a third time."""
+        said = ""
+        for attempt in itertools.count():
+            episode = self._episode(recorder())
+            try:
+                return episode, await episode.run()
+            except HarnessFailed as failure:
+                self._show_once(failure)
+                if attempt >= self._config.max_retries or str(failure) == said:
+                    raise
+                said = str(failure)
+            await workspace.restart()
+            if scorer is not None:
+                scorer.cancel()
+
+    def _show_once(self, failure: HarnessFailed) -> None:
+        """The first failure of a harness with what it printed; the others are in the reasons of what is lost."""
+        if not self._harness_failed:
+            log.warning("%s", failure)
+        self._harness_failed = True
+
     def _episode(self, recorder: TrajectoryRecorder) -> Attempt:
         """Who decides what the policy is asked next."""
         if self._environment is not None:
@@ -223,7 +252,9 @@ class Collector:
         if self._agent is not None:
             return PythonAgentEpisode(recorder, self._endpoint, self._agent, self._config.agent, self._code)
         if self._config.agent == "command":
-            return HarnessEpisode(recorder, self._endpoint, self._config.agent_command)
+            name = f"{recorder.id}.log".replace("/", "-")
+            log_file = self._logs / "agents" / name if self._logs else None
+            return HarnessEpisode(recorder, self._endpoint, self._config.agent_command, log_file)
         return Episode(recorder)
 
 
@@ -266,6 +297,7 @@ class Scorer:
         """Stop what is still asked for. Idempotent."""
         for task in self._tasks:
             task.cancel()
+        self._tasks.clear()
         self._teacher.release(self._report.id)
 
     async def _score(self, turn: TurnCompleted, token_ids: tuple[int, ...]) -> None:

@@ -31,6 +31,11 @@ class Sandbox(Protocol):
 
     async def exec(self, command: str, deadline_s: float) -> CommandResult: ...
 
+    async def restart(self) -> None:
+        """A clean sandbox from here on: what ran in this one is forgotten."""
+        await self.close()
+        self._history.clear()
+
     async def close(self) -> None: ...
 
 
@@ -92,6 +97,11 @@ class Workspace:
         self._said = str(failure)
         self._replays_left -= 1
         log.warning("task %s: %s; replaying %d commands", self._task.id, failure, len(self._history))
+
+    async def restart(self) -> None:
+        """A clean sandbox from here on: what ran in this one is forgotten."""
+        await self.close()
+        self._history.clear()
 
     async def close(self) -> None:
         """End the sandbox. Idempotent."""

@@ -6,7 +6,7 @@
 `HarnessEpisode` runs a harness for one trajectory, in the place of the built-in agent loop. Called by the collector.
 """
 
-from megathunder.rollout.endpoint.episode import HarnessEpisode
+from megathunder.rollout.endpoint.episode import HarnessEpisode, HarnessFailed
 from megathunder.rollout.endpoint.server import AgentEndpoint
 
-__all__ = ["AgentEndpoint", "HarnessEpisode"]
+__all__ = ["AgentEndpoint", "HarnessEpisode", "HarnessFailed"]

@@ -4,13 +4,14 @@
 
     it calls end                    ANSWERED (with an answer) or MALFORMED
     it exits with status 0          ANSWERED with "" (its work lies in the sandbox), or the limit it ran into
-    it exits otherwise              the limit it ran into; without one it is a fault of the machinery
+    it exits otherwise              the limit it ran into; without one HarnessFailed: the collector starts it anew, in a
+                                    clean sandbox, as often as `rollout.max_retries` allows
     the time is used up             DEADLINE
 
 The harness is trusted code, like the servers, and runs here: outside the sandbox, where no command of the policy can
 read its memory, end it or speak in its assignment. What the policy says is executed only through the session, in the
-sandbox. It gets a cleared environment, a home that is removed afterwards, and dies with this process.
-Called by the collector. Raises InfrastructureFailure.
+sandbox. It gets a cleared environment, a home that is removed afterwards, and dies with this process. What it prints
+goes to a log. Called by the collector. Raises InfrastructureFailure.
 """
 
 from __future__ import annotations
@@ -32,14 +33,22 @@ from megathunder.types import EndReason, Trajectory
 INHERITED = ("LANG", "LC_ALL", "TZ", "PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS")
 EXIT_S = 2.0  # from the end of a session to the harness's own exit
 MODEL = "policy"  # what harnesses call it
-WORDS_BYTES = 2000  # of its last output, for error messages
+LOG_KEPT_BYTES = 1 << 20  # of its output, for those who read it
+LOG_TAIL_BYTES = 2000  # of its last output, for error messages
+
+
+class HarnessFailed(InfrastructureFailure):
+    """The harness ended by itself with an error status."""
 
 
 class HarnessEpisode:
-    """One attempt. `answer` is what was submitted, if anything was, once `run` has returned."""
+    """One attempt. `answer` is what was submitted, if anything was, once `run` has returned; `reward` what the harness
+    gave itself. Its output is added to the file `log`."""
 
-    def __init__(self, recorder: TrajectoryRecorder, endpoint: AgentEndpoint, command: str) -> None:
-        self._recorder, self._endpoint, self._command = recorder, endpoint, command
+    def __init__(
+        self, recorder: TrajectoryRecorder, endpoint: AgentEndpoint, command: str, log: Path | None = None
+    ) -> None:
+        self._recorder, self._endpoint, self._command, self._log = recorder, endpoint, command, log
         self._session = Session(recorder, MODEL)
         self.answer: str | None = None
         self.reward: float | None = None
@@ -54,13 +63,16 @@ class HarnessEpisode:
             await self._session.stop()
             self._endpoint.close(key)
             self._recorder.release()
-        self.answer = self._session.answer
+            self._trim_log()
+        self.answer, self.reward = self._session.answer, self._session.reward
         return self._recorder.trajectory(reason)
 
     async def _until_end(self, key: str, home: Path) -> EndReason:
-        session, said = self._session, home / "output"
+        session, log = self._session, self._log or home / "output"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        printed = log.stat().st_size if log.exists() else 0  # by an earlier attempt
         command = self._command.replace("{model}", session.model).replace("{base_url}", self._endpoint.url)
-        with said.open("wb") as output:
+        with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 *guarded(shlex.split(command)),
                 env=environment(self._endpoint.url, key, session.model, home),
@@ -82,10 +94,23 @@ class HarnessEpisode:
         if session.limit is not None:
             return session.limit
         if process.returncode:
-            words = said.read_bytes()[-WORDS_BYTES:].decode(errors="replace").strip()
-            raise InfrastructureFailure(f"the harness exited with status {process.returncode}: {words}")
+            tail = log.read_bytes()[printed:][-LOG_TAIL_BYTES:].decode(errors="replace").strip()
+            raise HarnessFailed(f"the harness exited with status {process.returncode}: {tail}")
         session.answer = ""
         return EndReason.ANSWERED
+
+    def _trim_log(self) -> None:
+        """Keep the end of a long log, and none that is empty."""
+        if self._log is None or not self._log.exists():
+            return
+        size = self._log.stat().st_size
+        if size == 0:
+            self._log.unlink()
+        elif size > LOG_KEPT_BYTES:
+            with self._log.open("rb") as full:
+                full.seek(size - LOG_KEPT_BYTES)
+                kept = full.read()
+            self._log.write_bytes(kept)
 
     async def _wait(self, process: asyncio.subprocess.Process) -> None:
         """Until the harness exits, its session is over (then a moment longer), or its time is used up."""
@@ -112,5 +137,7 @@ def environment(url: str, key: str, model: str, home: Path) -> dict[str, str]:
         "OPENAI_BASE_URL": url,
         "OPENAI_API_KEY": key,
         "OPENAI_MODEL": model,
+        "ANTHROPIC_BASE_URL": url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": key,
         "NO_PROXY": "127.0.0.1",
     }

@@ -1,6 +1,6 @@
 """The HTTP side: one loopback address for all sessions of a run; the API key says which session a request is of.
 
-    Authorization: Bearer KEY, or /s/KEY before the path for a harness that cannot set a key
+    Authorization: Bearer KEY, x-api-key: KEY, or /s/KEY before the path for a harness that cannot set a key
 
 A key is drawn for each session and means nothing once that is over. Nothing else listens here, and no key is written
 anywhere but into the environment of the harness it is for. Called by the collector.
@@ -8,7 +8,6 @@ anywhere but into the environment of the harness it is for. Called by the collec
 
 from __future__ import annotations
 
-import itertools
 import json
 import secrets
 from collections.abc import Awaitable, Callable
@@ -17,20 +16,16 @@ from typing import Self, TypeVar
 import msgspec
 from aiohttp import web
 
-from megathunder.rollout.endpoint.chat_completions import (
-    ChatRequest,
-    EndRequest,
-    ExecRequest,
-    Refused,
-    chunks,
-    completion,
-)
+from megathunder.rollout.endpoint.anthropic_messages import MessagesRequest, events, message
+from megathunder.rollout.endpoint.chat_completions import ChatRequest, EndRequest, ExecRequest, chunks, completion
+from megathunder.rollout.endpoint.requests import Answer, Refused
 from megathunder.rollout.endpoint.session import Session
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MAX_BODY_BYTES = 64 << 20
 HOST = "127.0.0.1"
+KINDS = {401: "authentication_error", 403: "permission_error", 503: "api_error"}
 
 
 class AgentEndpoint:
@@ -39,7 +34,6 @@ class AgentEndpoint:
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
         self._runner: web.AppRunner | None = None
-        self._serial = itertools.count()
         self.url = ""
 
     async def __aenter__(self) -> Self:
@@ -47,6 +41,8 @@ class AgentEndpoint:
         for prefix in ("/v1", "/s/{key}/v1"):
             app.router.add_get(f"{prefix}/models", self._models)
             app.router.add_post(f"{prefix}/chat/completions", self._chat)
+            app.router.add_post(f"{prefix}/messages", self._messages)
+            app.router.add_post(f"{prefix}/messages/count_tokens", self._count_tokens)
             app.router.add_get(f"{prefix}/session", self._task)
             app.router.add_post(f"{prefix}/session/exec", self._exec)
             app.router.add_post(f"{prefix}/session/end", self._end)
@@ -72,7 +68,8 @@ class AgentEndpoint:
         del self._sessions[key]
 
     def _session(self, request: web.Request) -> Session:
-        key = request.match_info.get("key") or request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        key = request.match_info.get("key") or request.headers.get("x-api-key") or bearer
         session = self._sessions.get(key)
         if session is None:
             raise Refused(401, "invalid_api_key", "no open session has this key")
@@ -85,20 +82,26 @@ class AgentEndpoint:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         session = self._session(request)
         body = await decoded(request, ChatRequest)
-        turn = await session.complete(body.checked(), body.most_tokens)
-        finish = "stop" if turn.ended else "length"
-        number = next(self._serial)
-        if body.stream:
-            response: web.StreamResponse = await stream(request, chunks(session.model, number, turn.text, finish))
-        else:
-            sampled = len(turn.generation.token_ids)
-            prompt = len(session.recorder.row_ids) - sampled
-            response = web.json_response(completion(session.model, number, turn.text, finish, prompt, sampled))
-            await response.prepare(request)
-            await response.write_eof()
-        if request.transport is not None and not request.transport.is_closing():
-            session.delivered(turn)
-        return response
+        answer = await session.complete(body.checked())
+        if not body.stream:
+            return await deliver(request, session, answer, completion(session.model, answer))
+        lines = [f"data: {json.dumps(event)}\n\n" for event in chunks(session.model, answer, usage=body.wants_usage)]
+        return await deliver(request, session, answer, [*lines, "data: [DONE]\n\n"])
+
+    async def _messages(self, request: web.Request) -> web.StreamResponse:
+        session = self._session(request)
+        body = await decoded(request, MessagesRequest)
+        answer = await session.complete(body.checked())
+        if not body.stream:
+            return await deliver(request, session, answer, message(session.model, answer))
+        said = events(session.model, answer)
+        lines = [f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in said]
+        return await deliver(request, session, answer, lines)
+
+    async def _count_tokens(self, request: web.Request) -> web.Response:
+        session = self._session(request)
+        body = await decoded(request, MessagesRequest)
+        return web.json_response({"input_tokens": session.count_tokens(body.checked())})
 
     async def _task(self, request: web.Request) -> web.Response:
         return encoded(self._session(request).task)
@@ -106,42 +109,51 @@ class AgentEndpoint:
     async def _exec(self, request: web.Request) -> web.Response:
         session = self._session(request)
         body = await decoded(request, ExecRequest)
-        return encoded(await session.execute(body.command, body.timeout_s))
+        return encoded(await session.execute(body.command, body.checked_timeout_s))
 
     async def _end(self, request: web.Request) -> web.Response:
         session = self._session(request)
-        body = await decoded(request, EndRequest)
-        await session.end(body.answer, body.reason)
+        await session.end(await decoded(request, EndRequest))
         return web.json_response({})
 
 
 @web.middleware
 async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refused as OpenAI says it."""
+    """Refused as OpenAI says it, or Anthropic where its form is spoken."""
     try:
         return await handler(request)
     except Refused as refusal:
-        kind = "authentication_error" if refusal.status == 401 else "invalid_request_error"
-        error = {"message": refusal.message, "type": kind, "code": refusal.code, "param": None}
-        return web.json_response({"error": error}, status=refusal.status)
+        kind = KINDS.get(refusal.status, "invalid_request_error")
+        error = {"message": refusal.message, "type": kind, "code": refusal.code, "param": refusal.field or None}
+        anthropic = "/v1/messages" in request.path
+        return web.json_response(({"type": "error"} if anthropic else {}) | {"error": error}, status=refusal.status)
 
 
 async def decoded(request: web.Request, kind: type[Body]) -> Body:
     try:
         return msgspec.json.decode(await request.read(), type=kind)
     except msgspec.DecodeError as error:
-        raise Refused(400, "invalid_request", str(error)) from error
+        field = str(error).rpartition("`$.")[2].rstrip("`") if "`$." in str(error) else ""
+        raise Refused(400, "invalid_request", str(error), field) from error
 
 
 def encoded(answer: msgspec.Struct) -> web.Response:
-    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+    return web.Response(body=msgspec.json.encode(answer, enc_hook=str), content_type="application/json")
 
 
-async def stream(request: web.Request, events: list[dict[str, object]]) -> web.StreamResponse:
-    """Server-sent events, then [DONE]."""
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    await response.prepare(request)
-    for event in (*map(json.dumps, events), "[DONE]"):
-        await response.write(f"data: {event}\n\n".encode())
+async def deliver(
+    request: web.Request, session: Session, answer: Answer, body: dict[str, object] | list[str]
+) -> web.StreamResponse:
+    """Send an answer, as JSON or as the lines of a stream; the session hears when it has left."""
+    if isinstance(body, dict):
+        response: web.StreamResponse = web.json_response(body)
+        await response.prepare(request)
+    else:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        for line in body:
+            await response.write(line.encode())
     await response.write_eof()
+    if request.transport is not None and not request.transport.is_closing():
+        session.delivered(answer)
     return response

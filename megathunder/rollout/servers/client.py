@@ -1,6 +1,7 @@
 """Generation and scoring on a rollout server, by exact token ids.
 
     generate    prompt ids -> sampled ids, their log-probabilities at the sampling temperature, a policy version each
+    parse       sampled text -> the tool calls in it, by SGLang's parsers
     score       given ids -> log-probabilities of ids[start:], one forward, nothing sampled (a teacher)
 
 Transport errors, 404, 408, 429 and 5xx are sent again with bounded backoff, other 4xx are not; both end as
@@ -20,13 +21,20 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 import aiohttp
 import msgspec
 
 from megathunder.errors import InfrastructureFailure
 from megathunder.rollout.servers.evidence import BadEvidence, sampled_logprobs, scored_logprobs, token_versions
-from megathunder.rollout.servers.protocol import GenerateAnswer, GenerateRequest, SamplingParams
+from megathunder.rollout.servers.protocol import (
+    GenerateAnswer,
+    GenerateRequest,
+    ParseAnswer,
+    ParseRequest,
+    SamplingParams,
+)
 from megathunder.rollout.servers.server import authorization
 from megathunder.types import ServerAddress
 
@@ -122,6 +130,21 @@ class EngineClient:
         with _blamed(server):
             return scored_logprobs(answer, token_ids[start:])
 
+    async def parse_tool_calls(
+        self, server: ServerAddress, text: str, tools: Sequence[dict[str, Any]], parser: str
+    ) -> ParseAnswer:
+        """What SGLang's function-call parser `parser` finds in a sampled text."""
+        request = ParseRequest(text=text, tools=tuple(tools), tool_call_parser=parser)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                content = await self._send(server, "/parse_function_call", _encode(request))
+        except TimeoutError as error:
+            raise NoAnswer(f"{server.name} did not answer within {self._timeout_s:.1f} s") from error
+        try:
+            return msgspec.json.decode(content, type=ParseAnswer)
+        except msgspec.DecodeError as error:
+            raise BadEvidence(f"{server.name} answered {_short(content)}: {error}") from error
+
     def _request_id(self) -> str:
         return f"mt-{os.getpid()}-{id(self):x}-{next(self._serial)}"
 
@@ -143,16 +166,7 @@ class EngineClient:
             request = msgspec.structs.replace(request, rid=self._request_id())
 
     async def _once(self, server: ServerAddress, request: GenerateRequest) -> GenerateAnswer:
-        headers = {"Content-Type": "application/json"}
-        try:
-            async with self._session.post(server.url + "/generate", data=_encode(request), headers=headers) as response:
-                content = await response.read()
-        except (aiohttp.ClientError, OSError) as error:
-            raise Unavailable(f"{server.name} was not reached: {type(error).__name__} {error}") from error
-        if response.status in RETRIED_STATUS or response.status >= 500:
-            raise Unavailable(f"{server.name} answered {response.status}: {_short(content)}")
-        if response.status != 200:
-            raise InfrastructureFailure(f"{server.name} refused the request with {response.status}: {_short(content)}")
+        content = await self._send(server, "/generate", _encode(request))
         try:
             answer = _decode(content)
         except msgspec.DecodeError as error:
@@ -161,6 +175,19 @@ class EngineClient:
         if reason is not None and reason.type == "abort":
             raise Unavailable(f"{server.name} aborted the request: {reason.message}")
         return answer
+
+    async def _send(self, server: ServerAddress, path: str, body: bytes) -> bytes:
+        headers = {"Content-Type": "application/json"}
+        try:
+            async with self._session.post(server.url + path, data=body, headers=headers) as response:
+                content = await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unavailable(f"{server.name} was not reached: {type(error).__name__} {error}") from error
+        if response.status in RETRIED_STATUS or response.status >= 500:
+            raise Unavailable(f"{server.name} answered {response.status}: {_short(content)}")
+        if response.status != 200:
+            raise InfrastructureFailure(f"{server.name} refused the request with {response.status}: {_short(content)}")
+        return content
 
 
 @contextlib.contextmanager

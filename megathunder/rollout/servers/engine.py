@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from megathunder.config.rollout import RolloutConfig
 from megathunder.config.routing import RoutingConfig
@@ -22,8 +22,9 @@ from megathunder.errors import InfrastructureFailure
 from megathunder.rollout.routing import Assignment, RequestRouter, build_router
 from megathunder.rollout.servers.client import EngineClient, Generation, NoAnswer, Unavailable
 from megathunder.rollout.servers.evidence import BadEvidence, vocab_size
-from megathunder.rollout.servers.protocol import SamplingParams
+from megathunder.rollout.servers.protocol import ParseAnswer, SamplingParams
 from megathunder.rollout.servers.supervisor import ServerPool
+from megathunder.rollout.servers.tool_parsers import choose_tool_parser
 from megathunder.types import TrajectoryId
 
 Result = TypeVar("Result")
@@ -58,6 +59,7 @@ class Engine:
     ) -> None:
         self._pool, self._client, self._config = pool, client, config
         self._vocab_size = vocab_size(pool.model)
+        self.tool_parser = choose_tool_parser(config.tool_parser, pool.model)
         self._router = router or build_router(RoutingConfig(policy="session"), config, pool)
 
     async def generate(
@@ -95,6 +97,21 @@ class Engine:
             return logprobs
 
         return await self._somewhere(trajectory, len(token_ids), 0, once, clock)
+
+    async def parse_tool_calls(self, text: str, tools: Sequence[dict[str, Any]], parser: str) -> ParseAnswer:
+        """The tool calls in a sampled text, by `parser` on a ready server. Raises InfrastructureFailure once the
+        retries are used up."""
+        for attempt in range(self._config.max_retries + 1):
+            ready = await self._pool.wait_ready(self._config.startup_timeout_s)
+            server = ready[attempt % len(ready)]
+            try:
+                return await self._client.parse_tool_calls(server, text, tools, parser)
+            except Unavailable:
+                self._pool.probe_now(server)
+                if attempt == self._config.max_retries:
+                    raise
+            await asyncio.sleep(RETRY_WAIT_S * 2**attempt)
+        raise InfrastructureFailure("max_retries is negative")
 
     def release(self, trajectory: TrajectoryId) -> None:
         """The trajectory ended: its place is free."""

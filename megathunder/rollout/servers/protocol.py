@@ -6,6 +6,8 @@ is a decoding error (msgspec.ValidationError), never a silent default.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from megathunder.speculation.origin import Origin
@@ -42,6 +44,28 @@ class FinishReason(msgspec.Struct, frozen=True, kw_only=True):
 
     type: str
     message: str = ""
+
+
+class ParseRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of POST /parse_function_call. `tools` are function definitions as OpenAI has them."""
+
+    text: str
+    tools: tuple[dict[str, Any], ...]
+    tool_call_parser: str
+
+
+class ParsedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that was found; `parameters` is a JSON object as text."""
+
+    name: str
+    parameters: str
+
+
+class ParseAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of POST /parse_function_call: the text around the calls, and the calls of functions that there are."""
+
+    normal_text: str
+    calls: tuple[ParsedCall, ...] = ()
 
 
 class VersionSpan(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,7 +40,7 @@ class FakeEngine:
     """`script(body)` answers POST /generate; `bodies` holds what was asked."""
 
     def __init__(self, script: Script) -> None:
-        self.script, self.bodies = script, []
+        self.script, self.bodies, self.parsers = script, [], []
         self.healthy, self.hangs, self.questions = True, False, 0
 
     async def generate(self, request: web.Request) -> web.Response:
@@ -48,6 +48,20 @@ class FakeEngine:
         self.bodies.append(body)
         result = self.script(body)
         return await result if asyncio.iscoroutine(result) else result
+
+    async def parse(self, request: web.Request) -> web.Response:
+        """Calls as Hermes writes them, without the names that no tool has."""
+        body = json.loads(await request.read())
+        self.parsers.append(body["tool_call_parser"])
+        names = {tool["function"]["name"] for tool in body["tools"]}
+        head, *found = body["text"].split("<tool_call>")
+        calls = []
+        for part in found:
+            with contextlib.suppress(ValueError):
+                call = json.loads(part.partition("</tool_call>")[0])
+                calls.append({"name": call["name"], "parameters": json.dumps(call["arguments"]), "tool_index": 0})
+        known = [call for call in calls if call["name"] in names]
+        return web.json_response({"normal_text": head.strip() if found else body["text"], "calls": known})
 
     async def health(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.healthy else 503)
@@ -63,6 +77,7 @@ async def serving(script: Script, name: str = "rollout-0") -> AsyncIterator[Simp
     engine = FakeEngine(script)
     app = web.Application()
     app.router.add_post("/generate", engine.generate)
+    app.router.add_post("/parse_function_call", engine.parse)
     app.router.add_get("/health", engine.health)
     app.router.add_get("/health_generate", engine.health_generate)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -107,7 +122,7 @@ class FakeSandboxes:
 class ByteChat:
     """A chat format in which a token is a byte and 0 ends a turn."""
 
-    end_token_id = 0
+    end_token_id, shows_tools = 0, True
 
     def prompt_ids(self, prompt: str) -> list[int]:
         return [1, *prompt.encode()]
@@ -115,13 +130,14 @@ class ByteChat:
     def observation_ids(self, output: str) -> list[int]:
         return [2, *output.encode(), 3]
 
-    def opening_ids(self, messages: list[Message]) -> list[int]:
-        return [1, *"|".join(m.content for m in messages).encode()]
+    def opening_ids(self, messages: list[Message], tools: tuple[dict, ...] = ()) -> list[int]:
+        names = "".join(tool["function"]["name"] + ":" for tool in tools)
+        return [1, *(names + "|".join(m.content for m in messages)).encode()]
 
     def continuation_ids(self, messages: list[Message], *, ended: bool = True) -> list[int]:
         return [*([] if ended else [0]), 2, *"|".join(m.content for m in messages).encode(), 3]
 
-    def action_text(self, token_ids: tuple[int, ...]) -> str:
+    def action_text(self, token_ids: tuple[int, ...], *, keep_special: bool = False) -> str:
         return bytes(t for t in token_ids if t).decode()
 
 
@@ -165,6 +181,7 @@ def collect(
     grade=exact,
     teacher=False,
     version=0,
+    logs=None,
     limits=SandboxConfig(),
     **changes,
 ):
@@ -186,6 +203,7 @@ def collect(
                 chat=ByteChat(),
                 seed=1,
                 teacher=pool if teacher else None,
+                logs=logs,
             ) as collector:
                 await asyncio.wait_for(collector.collect(4, version, groups, events.append), 20)
             await pool.close()

@@ -4,62 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
-from rollout_fakes import TASK, ByteChat, FakeSandboxes, answer, collect, only, says, scripted
+from endpoint_harness import FINISH, done, harness
+from rollout_fakes import TASK, ByteChat, FakeSandboxes, answer, only, says
 
-from megathunder.rollout.endpoint.conversation import Conversation
+from megathunder.rollout.endpoint.conversation import Conversations
 from megathunder.tasks import Message
 from megathunder.types import EndReason, Rewarded, Role, TrajectoryCompleted, TrajectoryLost, TurnCompleted
-
-CLIENT = """
-import json, os, sys, time, urllib.error, urllib.request
-BASE, KEY = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
-
-def call(path, body=None, key=KEY, raw=False):
-    data = None if body is None else json.dumps(body).encode()
-    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    try:
-        with urllib.request.urlopen(urllib.request.Request(BASE + path, data, headers)) as answer:
-            text = answer.read().decode()
-            return (200, text if raw else json.loads(text))
-    except urllib.error.HTTPError as error:
-        return (error.code, json.loads(error.read()))
-
-def say(messages, **more):
-    body = {"model": "policy", "messages": [{"role": r, "content": c} for r, c in messages], **more}
-    return call("/chat/completions", body)
-
-def text(messages, **more):
-    status, answer = say(messages, **more)
-    assert status == 200, answer
-    return answer["choices"][0]["message"]["content"]
-"""
-FINISH = 'call("/session/end", {"answer": "42"})\n'
-
-
-def harness(tmp_path: Path, script: str, turns=(), site: bool = False, **settings):
-    """(events, what the script left in `result`, request bodies) of one trajectory by a harness."""
-    file, result = tmp_path / "harness.py", tmp_path / "result.json"
-    keep = f"def keep(value):\n    open({str(result)!r}, 'w').write(json.dumps(value))\n"
-    file.write_text(CLIENT + keep + script)
-    script_of = turns if callable(turns) else scripted(*turns)
-    command = f"{sys.executable} {'' if site else '-S'} {file}"
-    settings = {"deadline_s": 60.0} | settings  # a busy machine is no fault of the harness
-    events, sandboxes, bodies = collect(script_of, tmp_path, agent="command", agent_command=command, **settings)
-    left = json.loads(result.read_text()) if result.exists() else None
-    return events, left, bodies, sandboxes
-
-
-def done(events):
-    assert not only(events, TrajectoryLost), events[-1]
-    return only(events, TrajectoryCompleted)[0].trajectory
-
 
 TWO_TURNS = """
 first = [("user", "go")]
@@ -87,23 +43,23 @@ def test_a_conversation_that_grows_is_one_row_of_exact_tokens_and_trains_as_the_
 
 def test_sampled_ids_come_back_as_they_were_whatever_their_text_would_encode_to(tmp_path):
     class Merging(ByteChat):
-        def action_text(self, token_ids):
+        def action_text(self, token_ids, *, keep_special=False):
             return super().action_text(token_ids).replace("ab", "C")
 
-    chat = Conversation(Merging())
+    chat = Conversations(Merging())
     first = [Message("user", "go")]
-    chat.answered(first, "C", (1, *b"go", *b"ab", 0), ended=True)
-    pending = chat.place([*first, Message("assistant", "C"), Message("user", "x")])
+    chat.answered(first, Message("assistant", "C"), (1, *b"go", *b"ab", 0), ended=True)
+    pending = chat.locate([*first, Message("assistant", "C"), Message("user", "x")]).pending
     assert pending.role is Role.OBSERVATION and pending.token_ids == (2, *b"x", 3)
 
 
 def test_a_harness_that_strips_what_was_said_still_extends_its_row():
-    chat, first = Conversation(ByteChat()), [Message("user", "go")]
-    chat.answered(first, " ls\n", (1, *b"go ls\n", 0), ended=True)
+    chat, first = Conversations(ByteChat()), [Message("user", "go")]
+    chat.answered(first, Message("assistant", " ls\n"), (1, *b"go ls\n", 0), ended=True)
     for said, role in (("ls", Role.OBSERVATION), (" ls\n", Role.OBSERVATION), ("l s", Role.PROMPT)):
-        assert chat.place([*first, Message("assistant", said), Message("user", " x")]).role is role
+        assert chat.locate([*first, Message("assistant", said), Message("user", " x")]).pending.role is role
     other = [Message("user", "go "), Message("assistant", "ls"), Message("user", "x")]
-    assert chat.place(other).role is Role.PROMPT  # what others said counts to the blank
+    assert chat.locate(other).pending.role is Role.PROMPT  # what others said counts to the blank
 
 
 def test_edited_history_is_a_reset_and_an_earlier_turn_a_branch_and_both_share_the_reward(tmp_path):
@@ -180,7 +136,7 @@ BASE = url
 keep([
     status("/models", key="wrong"), status("/chat/completions", {"messages": one}, key="wrong"), by_path,
     [status("/chat/completions", {"messages": one, "max_tokens": 1, **more}) for more in
-     ({"tools": [{}]}, {"n": 2}, {"stop": ["x"]}, {"messages": []}, {"messages": image})],
+     ({"tools": [{}]}, {"n": 0}, {"stop": [""]}, {"messages": []}, {"messages": image})],
     status("/chat/completions", {"messages": one + [{"role": "assistant", "content": "a"}]}),
     status("/session/end", {"reason": "won"}), status("/session")
     , call("/session")[1]["request"],
@@ -205,15 +161,15 @@ client, messages = OpenAI(max_retries=0), [{"role": "user", "content": "go"}]
 said = client.chat.completions.create(model=client.models.list().data[0].id, messages=messages)
 messages += [said.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "x"}]
 parts = [p for p in client.chat.completions.create(model="policy", messages=messages, stream=True)]
-tools = [{"type": "function", "function": {"name": "f"}}]
 try:
-    client.chat.completions.create(model="policy", messages=messages, tools=tools)
+    client.chat.completions.create(model="policy", messages=messages, max_tokens=-5)
 except BadRequestError as error:
     keep([said.choices[0].message.content, said.usage.total_tokens,
-          "".join(p.choices[0].delta.content or "" for p in parts), parts[-1].choices[0].finish_reason, error.code])
+          "".join(p.choices[0].delta.content or "" for p in parts), parts[-1].choices[0].finish_reason,
+          error.code, error.param])
 """
     events, left, _, _ = harness(tmp_path, script + FINISH, [says("ls"), says("found")], site=True)
-    assert left == ["ls", 6, "found", "stop", "unsupported"]
+    assert left == ["ls", 6, "found", "stop", "invalid_value", "max_tokens"]
     assert len(done(events).rows) == 1 and done(events).turns == 2
 
 
@@ -290,10 +246,32 @@ def test_a_harness_that_exits_while_it_is_answered_leaves_no_turn_behind(tmp_pat
     assert [type(event) for event in events] == [TrajectoryCompleted, Rewarded] and done(events).turns == 0
 
 
-def test_a_harness_that_breaks_is_a_fault_of_the_machinery_and_says_why(tmp_path):
-    events, _, _, _ = harness(tmp_path, "raise RuntimeError('no such template')\n")
+def test_a_harness_that_breaks_is_a_fault_of_the_machinery_says_why_and_is_not_tried_a_third_time(tmp_path, caplog):
+    tries = tmp_path / "tries"
+    script = f"open({str(tries)!r}, 'a').write('x')\nprint('starting')\nraise RuntimeError('no such template')\n"
+    events, _, _, _ = harness(tmp_path, script, max_retries=9, logs=tmp_path / "logs")
     lost = only(events, TrajectoryLost)[0].reason
     assert "exited with status 1" in lost and "no such template" in lost and not only(events, Rewarded)
+    assert tries.read_text() == "xx" and sum("no such template" in said for said in caplog.messages) == 1
+    assert (tmp_path / "logs/agents/u4-g0-t0.log").read_text().count("starting") == 2
+
+
+def test_a_harness_that_dies_after_its_first_turn_is_started_anew_in_a_clean_sandbox(tmp_path):
+    script = """
+a = text([("user", "go")])
+tried = call("/session/exec", {"command": a})[1]["output"]
+if not os.path.exists(TRIED):
+    open(TRIED, "w").close()
+    sys.exit(3)
+text([("user", "go"), ("assistant", a), ("user", tried)])
+"""
+    script = f"TRIED = {str(tmp_path / 'tried')!r}\n" + script
+    events, _, bodies, sandboxes = harness(tmp_path, script + FINISH, [says("ls"), says("found")])
+    assert done(events).turns == 2 and only(events, Rewarded)[0].reward == 1.0
+    assert [event.turn for event in only(events, TurnCompleted)] == [0, 0, 1], "turn 0 again starts it anew"
+    assert [sandbox.ran for sandbox in sandboxes.leased] == [["ls"], ["ls"]] and sandboxes.leased[0].closed
+    seeds = [body["sampling_params"]["sampling_seed"] for body in bodies]
+    assert seeds[0] == seeds[1] and bodies[0]["input_ids"] == bodies[1]["input_ids"]
 
 
 def test_a_sandbox_that_cannot_be_replaced_loses_the_trajectory_of_a_harness_too(tmp_path):
@@ -315,6 +293,7 @@ time.sleep(60)
     assert time.monotonic() - started_s < 15 and only(events, Rewarded)[0].reward == 1.0
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
     assert not Path(home).exists()
-    assert set(names) <= {"HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "NO_PROXY", "OMP_NUM_THREADS",
+    assert set(names) <= {"ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "HOME", "LANG", "LC_ALL", "LC_CTYPE",
+                          "LD_LIBRARY_PATH", "NO_PROXY", "OMP_NUM_THREADS",
                           "OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL", "PATH", "PYTHONPATH", "TMPDIR",
                           "TZ"}  # fmt: skip

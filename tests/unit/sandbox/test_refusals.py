@@ -10,7 +10,7 @@ import pytest
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import ConfigError, IsolationError
 from megathunder.sandbox import ExecResult, SandboxPool
-from megathunder.sandbox.local import joined
+from megathunder.sandbox.local import LocalSandbox, joined
 from megathunder.sandbox.probe import judge
 
 GOOD = """network=closed
@@ -76,3 +76,9 @@ def test_a_command_that_a_limit_ended_says_so_to_the_policy() -> None:
 def test_dropped_bytes_are_counted_between_head_and_tail() -> None:
     assert joined(b"headtail", 4, 7) == "head\n... 7 bytes dropped ...\ntail"
     assert joined(b"\xf0", 1, 0) == "\ufffd"
+
+
+def test_a_command_that_is_too_long_is_not_run_in_part() -> None:
+    sandbox = LocalSandbox(SandboxConfig(), 0)  # not started: nothing can run
+    result = asyncio.run(sandbox.exec(": " + "x" * 152_000, 1.0))
+    assert result.exit_status == 126 and result.notice.startswith("not run: a command of 152,002 bytes")
