@@ -11,6 +11,7 @@ Called once per learner process; refuses layouts that Megatron-Core would run wr
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ import torch.distributed as dist
 from megathunder.config.layout_checks import check_ranks
 from megathunder.config.learner import LearnerConfig
 from megathunder.errors import ConfigError
-from megathunder.learner import cpu
+from megathunder.learner import cpu, cpu_kernels
 
 IDLE_LIMIT = timedelta(days=7)
 """Of a cell's commands: ranks wait for work as long as rollouts take; a leader that dies closes the connection."""
@@ -99,11 +100,14 @@ def initialize(config: LearnerConfig, *, seed: int = 0, store: dist.Store | None
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     check_ranks(config, world)
     if device.type == "cpu":
+        cpu_kernels.cap_instructions()
         cpu.install()
         _pin(config.cpu_cores)
     else:
         torch.cuda.set_device(device)
     _join(device, rank, world, config.collective_timeout_s, store)
+    if device.type == "cpu":
+        _choose_kernels(config, rank)
     from megatron.core import parallel_state
 
     if not parallel_state.model_parallel_is_initialized():
@@ -119,6 +123,25 @@ def initialize(config: LearnerConfig, *, seed: int = 0, store: dist.Store | None
         )
     seed_rank(seed)
     return _layout(config, device)
+
+
+def _choose_kernels(config: LearnerConfig, rank: int) -> None:
+    """Rank 0 measures, all compute alike: ranks that share a matrix must round alike."""
+    own = config.cpu_kernels == "auto"
+    taken = [None]
+    if rank == 0 and own and config.dtype == "float32":
+        choice = _measured_gemm()
+        taken = [choice.taken]
+    if dist.get_world_size() > 1:
+        dist.broadcast_object_list(taken, 0)  # among this job's own ranks
+    cpu_kernels.use(gemm=taken[0] or "mkl", own=own)
+
+
+@functools.cache
+def _measured_gemm() -> cpu_kernels.GemmChoice:
+    choice = cpu_kernels.measure_gemm()
+    print(choice.describe(), flush=True)
+    return choice
 
 
 def shutdown() -> None:

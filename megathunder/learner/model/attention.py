@@ -30,11 +30,14 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from megathunder.errors import ConfigError
+from megathunder.learner.cpu_kernels import own_attention
+from megathunder.learner.model import short_attention
 
 KeyValue = tuple[Tensor, Tensor]  # k, v after rotary and q/k norm, [tokens, groups, head]
 
 _PADDING_SLACK = 1.25  # a group of rows may compute this much more than its tokens
-_SMALL_GROUP_TOKENS = 8192  # below this, one padded call beats several exact ones
+_SMALL_GROUP_TOKENS = 8192  # below this, one padded call beats several exact ones on an accelerator
+_SMALL_GROUP_TOKENS_CPU = 256  # where a call costs little and padding is computed in full
 
 
 @dataclass(slots=True, eq=False)
@@ -132,7 +135,8 @@ class AttentionContext(PackedSeqParams):
         starts, own = self.row_starts, offset
         rows = sorted(range(len(self.spans)), key=lambda r: (-self.spans[r].length, -self.spans[r].context))
         taken: list[int] = []
-        for batch in _batches(rows, self.spans):
+        small = _SMALL_GROUP_TOKENS_CPU if device.type == "cpu" else _SMALL_GROUP_TOKENS
+        for batch in _batches(rows, self.spans, small):
             self.groups.append(
                 _group([self.spans[r] for r in batch], [starts[r] for r in batch], starts, seen, own, device)
             )
@@ -142,8 +146,8 @@ class AttentionContext(PackedSeqParams):
             self.order = torch.empty_like(flat).scatter_(0, flat, torch.arange(flat.numel())).to(device)
 
 
-def _batches(rows: list[int], spans: tuple[RowSpan, ...]) -> list[list[int]]:
-    """Split rows (longest first) where padding would cost more than another call."""
+def _batches(rows: list[int], spans: tuple[RowSpan, ...], small: int) -> list[list[int]]:
+    """Split rows (longest first) where padding would cost more than another call; calls of `small` tokens never are."""
     out: list[list[int]] = []
     tallest = widest = real = 0
     for r in rows:
@@ -152,7 +156,7 @@ def _batches(rows: list[int], spans: tuple[RowSpan, ...]) -> list[list[int]]:
             high, wide = max(tallest, spans[r].length), max(widest, spans[r].context)
             count = len(out[-1]) + 1
             padded = count * high * (high + wide)
-            if padded <= _PADDING_SLACK * (real + area) or count * (high + wide) <= _SMALL_GROUP_TOKENS:
+            if padded <= _PADDING_SLACK * (real + area) or count * (high + wide) <= small:
                 out[-1].append(r)
                 tallest, widest, real = high, wide, real + area
                 continue
@@ -354,6 +358,9 @@ def _attend(group: _Group, q: Tensor, k: Tensor, v: Tensor, scale: float | None)
     if group.keys is not None:
         k, v = k.index_select(0, group.keys), v.index_select(0, group.keys)
     heads, groups, head = q.shape[1], k.shape[1], q.shape[2]
+    if own_attention() and short_attention.fits(q, k, v, group.shape):
+        out = short_attention.attend_short(q, k, v, group.shape, group.mask, head**-0.5 if scale is None else scale)
+        return out if group.valid is None else out.index_select(0, group.valid)
     q = q.view(rows, high, heads, head).transpose(1, 2)
     k = k.view(rows, wide, groups, head).transpose(1, 2)
     v = v.view(rows, wide, groups, head).transpose(1, 2)

@@ -51,7 +51,7 @@ def test_packed_rows_attend_as_each_row_alone(lengths):
 
 
 def test_rows_split_into_several_calls_come_back_in_order(monkeypatch):
-    monkeypatch.setattr("megathunder.learner.model.attention._SMALL_GROUP_TOKENS", 0)
+    monkeypatch.setattr("megathunder.learner.model.attention._SMALL_GROUP_TOKENS_CPU", 0)
     lengths = [3, 20, 2, 19, 7]
     context = AttentionContext.of([RowSpan(length=n) for n in lengths])
     assert len(context.groups) > 1

@@ -1,0 +1,1 @@
+"""What the kernels of a CPU-only machine save: the engine's decode step, the learner's forward and backward."""
