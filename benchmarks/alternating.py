@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -24,7 +25,6 @@ from benchmarks.comparison.alternation import FILE, AlternatingUpdates, Alternat
 from benchmarks.comparison.tensor_recorder import TensorRecorder
 from megathunder.config import Config
 from megathunder.config.checks import check
-from megathunder.config.cross_checks import check_release_point
 from megathunder.config.hub import resolve_models
 from megathunder.config.load import load_config
 from megathunder.config.model_shape import read_model_shape
@@ -38,8 +38,8 @@ from megathunder.planning.plan import make_plan
 COORDINATOR = (str(Path(__file__).resolve().parent / "comparison" / "coordinator_process.py"),)
 
 
-def main(argv: list[str]) -> int:
-    """Check and run this rank; the exit status."""
+def main(argv: list[str], *, coordinator: Sequence[str] = COORDINATOR) -> int:
+    """Check and run this rank; the exit status. `coordinator`: another program for it, as words for Python."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--alternation", type=Path, required=True)
     options, rest = parser.parse_known_args(argv)
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
             begin(config, alternation, ranks)
             end_on_signals(folder)
         observer = TensorRecorder(folder, alternation.keep) if alternation.keep and ranks.rank == 0 else None
-        return run_rank(alternation.applied(config), folder, coordinator_program=COORDINATOR, observer=observer)
+        return run_rank(alternation.applied(config), folder, coordinator_program=coordinator, observer=observer)
     except UserError as error:
         if ranks.rank:
             leave_the_word_to_rank_0()
@@ -68,11 +68,11 @@ def main(argv: list[str]) -> int:
 def begin(config: Config, alternation: Alternation, ranks: Ranks) -> None:
     """Refuse what cannot run, and make the run folder."""
     samples = alternation.recording is None
-    check(config, samples=samples)
     plan = AlternatingUpdates(config, alternation)
-    for update in range(max(len(alternation.schedules), 1) * alternation.block):
-        check_release_point(plan.spec(update).config)
-        build_objective(plan.spec(update).config)
+    for number in range(max(len(alternation.schedules), 1)):
+        settings = plan.spec(number * alternation.block).config
+        check(settings, samples=samples)
+        build_objective(settings)
     limits = {"host_limit_bytes": host_limit_bytes(), "gpu_bytes": gpu.limit_bytes if (gpu := gpu_use()) else 0}
     shape = read_model_shape(config.learner.model)
     check_memory_fits(
