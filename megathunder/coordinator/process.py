@@ -77,11 +77,13 @@ async def take_updates(coordinator: Coordinator, ending: Ending) -> None:
     try:
         await coordinator.begin()
         ending.stop = coordinator.stop
+        ending.updates_done = lambda: coordinator.update
         await train(coordinator)
     except Stopped:
         pass
     except asyncio.CancelledError:
-        coordinator.parts.monitor.skip_report()
+        if not ending.interrupted:
+            coordinator.parts.monitor.skip_report()
         raise
     except MegathunderError:
         coordinator.tell_last_checkpoint()

@@ -3,7 +3,7 @@
     SIGTERM                        save a checkpoint, then end                             0
     (within run.stop_timeout_s, or else end at once)                                       1
     SIGTERM, no update begun       end at once, and say that nothing was trained           0
-    SIGINT                         end at once: the last checkpoint stays                  130
+    SIGINT                         end at once: the last checkpoint and a report stay      130
     rank 0 died                    end at once (the kernel sends SIGTERM)                  1
 
 To end at once is to cancel the work, once: what it started is taken down on the way out, and no second signal
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable
 
 from megathunder.checkpoint.resume import way_on
-from megathunder.errors import INTERRUPTED, NOTHING_TRAINED, complain
+from megathunder.errors import INTERRUPTED, NOTHING_TRAINED, complain, tell_torchrun
 from megathunder.metrics.run_folder import RunFolder
 
 
@@ -28,12 +28,13 @@ class Ending:
 
     def __init__(self, work: asyncio.Task[None], parent: int, limit_s: float, folder: RunFolder) -> None:
         self.stop: Callable[[], None] | None = None
+        self.updates_done: Callable[[], int] = lambda: 0
         self._work, self._parent, self._limit_s, self._folder = work, parent, limit_s, folder
         self._asked = False
         self._status: int | None = None
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
-        loop.add_signal_handler(signal.SIGINT, self._at_once, INTERRUPTED, "")
+        loop.add_signal_handler(signal.SIGINT, self._on_sigint)
 
     def status(self) -> int:
         """The exit status of cancelled work."""
@@ -43,6 +44,18 @@ class Ending:
     def well(self) -> bool:
         """Whether work was cancelled and nothing failed."""
         return self._status == 0
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended the work: there is time for a report, unlike after a signal of a batch system."""
+        return self._status == INTERRUPTED
+
+    def _on_sigint(self) -> None:
+        if self._status is None:
+            line = f"interrupted after {self.updates_done()} updates; {way_on(self._folder.checkpoints)}"
+            print(line, file=sys.stderr, flush=True)
+            tell_torchrun(line)
+        self._at_once(INTERRUPTED, "")
 
     def _on_sigterm(self) -> None:
         if os.getppid() != self._parent:
