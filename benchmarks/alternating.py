@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megathunder.errors import UserError, complain, end_on_signals, system_words
+from megathunder.errors import UserError, describe_os_error, end_on_signals, print_error
 
 if __name__ == "__main__":
     end_on_signals()  # importing the rest takes a second or two
@@ -28,7 +28,7 @@ from megathunder.config.checks import check
 from megathunder.config.hub import resolve_models
 from megathunder.config.load import load_config
 from megathunder.config.model_shape import read_model_shape
-from megathunder.launch import Ranks, leave_the_word_to_rank_0, run_rank
+from megathunder.launch import Ranks, run_rank, wait_for_rank_0_error
 from megathunder.metrics.run_folder import start_run
 from megathunder.objectives.build_objective import build_objective
 from megathunder.planning.budget import check_memory_fits
@@ -55,13 +55,13 @@ def main(argv: list[str], *, coordinator: Sequence[str] = COORDINATOR) -> int:
         return run_rank(alternation.applied(config), folder, coordinator_program=coordinator, observer=observer)
     except UserError as error:
         if ranks.rank:
-            leave_the_word_to_rank_0()
-        complain(str(error))
+            wait_for_rank_0_error()
+        print_error(str(error))
         return 2
     except OSError as error:
         if ranks.rank:
-            return leave_the_word_to_rank_0()
-        complain(system_words(error, folder, "then start again"))
+            return wait_for_rank_0_error()
+        print_error(describe_os_error(error, folder, "then start again"))
         return 1
 
 

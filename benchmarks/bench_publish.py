@@ -45,7 +45,7 @@ from megathunder.config.publish import PublishConfig
 from megathunder.config.root import Config
 from megathunder.errors import ConfigError, InfrastructureFailure, UserError
 from megathunder.metrics.output_file import output_file
-from megathunder.publish.bits import FLOATS, word_of, words
+from megathunder.publish.bits import FLOATS, as_uint, uint_dtype
 from megathunder.publish.checksum import tensor_checksum
 from megathunder.publish.delta.apply import apply_change
 from megathunder.publish.delta.bound import entropy_bound_bytes, naive_bytes
@@ -168,7 +168,7 @@ def measure_change(
     snapshot: Snapshot, receiver: dict[str, Tensor], new: dict[str, Tensor], version: int
 ) -> dict[str, object]:
     """Bytes and seconds of taking `receiver` from the snapshot to `new`; moves the snapshot on."""
-    differences = [words(new[name]) - words(old) for name, old in snapshot.tensors.items()]
+    differences = [as_uint(new[name]) - as_uint(old) for name, old in snapshot.tensors.items()]
     bound = entropy_bound_bytes(sum(d.size for d in differences), (d[d != 0] for d in differences))
     started, busy = time.perf_counter(), time.process_time()
     encoded = snapshot.encode(version, new.items())
@@ -177,7 +177,7 @@ def measure_change(
     _apply(encoded.data, receiver)
     apply_s, apply_cpu_s = time.perf_counter() - started, time.process_time() - busy
     dense_bytes = sum(tensor.nbytes for tensor in new.values())
-    identical = all(np.array_equal(words(receiver[name]), words(new[name])) for name in new)
+    identical = all(np.array_equal(as_uint(receiver[name]), as_uint(new[name])) for name in new)
     started = time.perf_counter()
     for name, tensor in receiver.items():
         tensor_checksum(name, tensor)
@@ -213,7 +213,7 @@ def _apply(data: bytes, receiver: dict[str, Tensor]) -> None:
     """What the loader does with a payload, less its places and its own checksum."""
     for piece, streams in open_payload(memoryview(data)).parts():
         if piece.coded.coding is not Coding.SAME:
-            apply_change(receiver[piece.name], decode(piece.coded, streams, piece.elements, word_of(piece.dtype)))
+            apply_change(receiver[piece.name], decode(piece.coded, streams, piece.elements, uint_dtype(piece.dtype)))
 
 
 def _dense_seconds(new: dict[str, Tensor]) -> tuple[float, float, float]:

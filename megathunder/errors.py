@@ -79,15 +79,15 @@ def end_on_signals(folder: object = None) -> None:
         signal.signal(number, end)
 
 
-def complain(message: str) -> None:
+def print_error(message: str) -> None:
     """Print `error: ...` on the terminal, and leave it where torchrun's own summary of a failed job, which is printed
     last, quotes it."""
     text = f"error: {message}"
     print(text, file=sys.stderr, flush=True)
-    tell_torchrun(text)
+    report_to_torchrun(text)
 
 
-def tell_torchrun(text: str) -> None:
+def report_to_torchrun(text: str) -> None:
     """Leave `text` where torchrun looks for the reason of a failed rank; nothing without torchrun."""
     if path := os.environ.get(TORCHRUN_FILE):
         content = {"message": {"message": text, "extraInfo": {"timestamp": str(int(time.time()))}}}
@@ -95,7 +95,7 @@ def tell_torchrun(text: str) -> None:
             json.dump(content, file)
 
 
-WAY_ON = "--run.resume goes on from the last checkpoint"
+RESUME_HINT = "--run.resume goes on from the last checkpoint"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -126,7 +126,7 @@ def _refused(error: BaseException) -> OSError | None:
     return None
 
 
-def system_words(error: OSError, folder: Path, way_on: str) -> str:
+def describe_os_error(error: OSError, folder: Path, hint: str) -> str:
     """What to print for `error`: the file, why it could not be used, and what to do; `folder` is the run's."""
     file = error.filename or (_file_at(error) if error.errno in FULL else "")
     why = error.strerror or str(error)
@@ -136,7 +136,7 @@ def system_words(error: OSError, folder: Path, way_on: str) -> str:
         return (
             f"{seen}{f' (at {places[-1]})' if places else ''}\n"
             "  expected: files, processes and connections that this machine lets the run use\n"
-            f"  remedy:   mend what is named; {way_on}"
+            f"  remedy:   mend what is named; {hint}"
         )
     there = next((p for p in (Path(file or folder), *Path(file or folder).parents) if p.exists()), folder)
     disk = shutil.disk_usage(there)
@@ -144,7 +144,7 @@ def system_words(error: OSError, folder: Path, way_on: str) -> str:
     return (
         f"{file or f'a file of {folder}'} could not be written: {why} ({space} on its file system)\n"
         "  expected: room for checkpoints (run.checkpoint_every, run.keep_checkpoints), trajectories and events\n"
-        f"  remedy:   free space there, or move the run to another place (run.folder); {way_on}"
+        f"  remedy:   free space there, or move the run to another place (run.folder); {hint}"
     )
 
 

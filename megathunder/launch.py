@@ -30,16 +30,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megathunder.checkpoint.resume import way_on
+from megathunder.checkpoint.resume import resume_hint
 from megathunder.config import Config
 from megathunder.errors import (
     TORCHRUN_FILE,
     ConfigError,
     InfrastructureFailure,
     UserError,
-    complain,
+    describe_os_error,
+    print_error,
     system_error,
-    system_words,
 )
 from megathunder.identity import PACKAGE, this_package
 from megathunder.metrics.run_folder import RunFolder
@@ -154,7 +154,9 @@ class CoordinatorProcess:
         """A rank that waits for another one inside a library hears of nothing: end it when the run has ended."""
         status = self._process.wait()
         time.sleep(GRACE_S)
-        complain(f"learner rank 0 (in a collective?) did not end within {GRACE_S:.0f} s of the coordinator; ended it")
+        print_error(
+            f"learner rank 0 (in a collective?) did not end within {GRACE_S:.0f} s of the coordinator; ended it"
+        )
         os._exit(status if status >= 0 else 1)
 
     def alive(self) -> bool:
@@ -166,10 +168,10 @@ class CoordinatorProcess:
             status = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            complain(f"the coordinator did not end within {timeout_s:.0f} s and was killed")
+            print_error(f"the coordinator did not end within {timeout_s:.0f} s and was killed")
             return self._process.wait() and 1
         if status < 0:
-            complain(killed(signal.Signals(-status), self._folder))
+            print_error(killed(signal.Signals(-status), self._folder))
         return status if status >= 0 else 1
 
     def forward(self, signum: int) -> None:
@@ -180,7 +182,7 @@ class CoordinatorProcess:
 def killed(by: signal.Signals, folder: RunFolder) -> str:
     """What ended the coordinator, what was likely the reason and what to do."""
     said = f"the coordinator was ended by {by.name}"
-    remedy = way_on(folder.checkpoints)
+    remedy = resume_hint(folder.checkpoints)
     if by == signal.SIGKILL:
         said += ", which nothing here sends: most likely the kernel's, for want of memory (its log, `dmesg`, says so)"
         less = "lower rollout.max_concurrent, rollout.servers, rollout.max_total_tokens or sandbox.max_open"
@@ -208,7 +210,7 @@ def run_rank(
             address = ranks.listening_address(config)
             coordinator = CoordinatorProcess(folder / "config.toml", cells, address, coordinator_program)
     except InfrastructureFailure as error:
-        complain(str(error))
+        print_error(str(error))
         return 1
     if coordinator:
         _on_signals(lambda number, _: coordinator.forward(number))
@@ -217,7 +219,7 @@ def run_rank(
     try:
         _learn(config, folder, coordinator, meeting, observer)
     except InfrastructureFailure:  # the coordinator is gone, or was told what failed here: it says why
-        return coordinator.stop(STOP_S) if coordinator else leave_the_word_to_rank_0()
+        return coordinator.stop(STOP_S) if coordinator else wait_for_rank_0_error()
     except BaseException as error:
         if coordinator:
             coordinator.forward(signal.SIGTERM)
@@ -228,17 +230,17 @@ def run_rank(
         if refused is None:
             traceback.print_exception(error)
         if coordinator is None:
-            return leave_the_word_to_rank_0()
-        complain(f"learner rank 0: {_refusal(refused, folder) if refused else error}")
+            return wait_for_rank_0_error()
+        print_error(f"learner rank 0: {_refusal(refused, folder) if refused else error}")
         return 1
     return coordinator.stop(STOP_S) if coordinator else 0
 
 
 def _refusal(error: OSError, folder: Path) -> str:
-    return system_words(error, folder, way_on(RunFolder(folder).checkpoints))
+    return describe_os_error(error, folder, resume_hint(RunFolder(folder).checkpoints))
 
 
-def leave_the_word_to_rank_0() -> int:
+def wait_for_rank_0_error() -> int:
     """Other ranks fail for the same reason as rank 0, which says it once and ends: then torchrun ends this one. It
     reports the rank that ends first, so wait. Returns 1 where rank 0 is well."""
     _on_signals(signal.SIG_DFL)

@@ -17,7 +17,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the package of this checkout
 
-from megathunder.errors import InfrastructureFailure, UserError, complain, end_on_signals, system_words, tell_torchrun
+from megathunder.errors import (
+    InfrastructureFailure,
+    UserError,
+    describe_os_error,
+    end_on_signals,
+    print_error,
+    report_to_torchrun,
+)
 
 if __name__ == "__main__":
     end_on_signals()  # importing the rest takes a second or two
@@ -30,7 +37,7 @@ from megathunder.config.checks import check, check_plan, notes
 from megathunder.config.hub import resolve_models
 from megathunder.config.load import load_config
 from megathunder.config.model_shape import read_model_shape
-from megathunder.launch import Ranks, leave_the_word_to_rank_0, run_rank
+from megathunder.launch import Ranks, run_rank, wait_for_rank_0_error
 from megathunder.metrics.run_folder import RunFolder, resume_run, start_run
 from megathunder.objectives.build_objective import build_objective
 from megathunder.planning.budget import check_memory_fits
@@ -49,7 +56,7 @@ def main(argv: list[str]) -> int:
         meeting = Rendezvous.join() if ranks.world > 1 else None
         return join(argv, ranks, meeting) if meeting and ranks.rank else lead(argv, ranks, meeting)
     except InfrastructureFailure as error:
-        complain(str(error))
+        print_error(str(error))
         return 1
 
 
@@ -61,7 +68,7 @@ def plan(argv: list[str], ranks: Ranks) -> int:
         check_plan(config, ranks=meant)
         show_plan(config, meant)
     except UserError as error:
-        complain(str(error))
+        print_error(str(error))
         return 2
     return 0
 
@@ -87,16 +94,16 @@ def lead(argv: list[str], ranks: Ranks, meeting: Rendezvous | None) -> int:
         return run_rank(config, folder, meeting=meeting)
     except UserError as error:
         said = str(error)
-        complain(said)
+        print_error(said)
         return 2
     except OSError as error:  # of what is done before there are processes
-        said = system_words(error, folder, "then start again")
-        complain(said)
+        said = describe_os_error(error, folder, "then start again")
+        print_error(said)
         return 1
     except SystemExit as end:
         if end.code:
             said = "a word of the command line is wrong; the lines above the summary name it"
-            tell_torchrun(f"error: {said}")
+            report_to_torchrun(f"error: {said}")
         raise
     finally:
         if meeting and not meeting.told:
@@ -112,13 +119,13 @@ def join(argv: list[str], ranks: Ranks, meeting: Rendezvous) -> int:
         return run_rank(resolve_models(config), Path(config.run.folder) / config.run.name, meeting=meeting)
     except Refused as refusal:
         if ranks.machine and not ranks.local_rank:  # on its own machine rank 0 has said so
-            complain(str(refusal))
+            print_error(str(refusal))
             return 2
     except UserError as error:
         if ranks.machine and not ranks.local_rank:
-            complain(str(error))
+            print_error(str(error))
             return 2
-    return leave_the_word_to_rank_0()
+    return wait_for_rank_0_error()
 
 
 def resumed_update(config: Config, folder: RunFolder) -> int:

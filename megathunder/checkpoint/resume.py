@@ -41,7 +41,7 @@ class Resumption:
     changed: tuple[str, ...]
 
 
-def way_on(checkpoints: Path) -> str:
+def resume_hint(checkpoints: Path) -> str:
     """Where a run that ended too early can go on from, in words."""
     if found := newest(checkpoints, lambda _: None):
         return f"the last checkpoint is {found}; --run.resume goes on from it"

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from megathunder.checkpoint.resume import find_resumption, way_on
+from megathunder.checkpoint.resume import find_resumption, resume_hint
 from megathunder.config import Config
 from megathunder.coordinator import weight_sync
 from megathunder.coordinator.assembly import Parts
@@ -76,9 +76,9 @@ class Coordinator:
             changed = "".join(f"\n  from update {self.update} on: {change}" for change in found.changed)
             parts.monitor.print(f"resumed {found.folder}: {done}{changed}")
         if (found is not None or config.rollout.urls) and parts.publishes:
-            held = await weight_sync.held_versions(parts, parts.servers.ready)
+            held = await weight_sync.server_versions(parts, parts.servers.ready)
             self.version = max([self.version, *(version + 1 for version in held.values())])
-            await weight_sync.reach_servers(parts, self.version, self._send_weights)
+            await weight_sync.sync_weights(parts, self.version, self._send_weights)
         if config.run.evaluate_every and config.run.evaluate_at_start and found is None:
             before = await self.evaluate()
             self._keep(before, 0)
@@ -125,7 +125,7 @@ class Coordinator:
     def tell_last_checkpoint(self) -> None:
         """Say where a run that failed can go on from."""
         if not self.parts.persistence.off:
-            self.parts.monitor.print(way_on(self.parts.persistence.folder.checkpoints))
+            self.parts.monitor.print(resume_hint(self.parts.persistence.folder.checkpoints))
 
     # ------------------------------------------------------------------------------------------ rollouts
 
@@ -249,7 +249,7 @@ class Coordinator:
         if not self.parts.publishes:
             self._acknowledged_s = record.acknowledged()
             return
-        for command, done in await weight_sync.reach_servers(self.parts, self.version, self._send_weights):
+        for command, done in await weight_sync.sync_weights(self.parts, self.version, self._send_weights):
             record.work(command, done)
         self._acknowledged_s = record.acknowledged()
 

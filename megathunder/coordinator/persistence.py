@@ -115,7 +115,7 @@ class Persistence:
     async def _complete_later(self, partial: Path, state: RunState) -> None:
         started_s = time.monotonic()
         files = learner_folder(partial)
-        while len(told := await asyncio.to_thread(checkpoint_status.heard, files)) < self.learner.ranks:
+        while len(told := await asyncio.to_thread(checkpoint_status.read_all, files)) < self.learner.ranks:
             self.learner.check()
             if time.monotonic() - started_s > DISK_S:
                 raise InfrastructureFailure(f"{files} was not written within {DISK_S:.0f} s")
@@ -124,7 +124,7 @@ class Persistence:
             rank, error = min(wrong.items())
             raise MegathunderError(f"learner rank {rank} could not write its part of {files}: {error}")
         await self.learner.everywhere(lambda item: FinishCheckpoint(item=item), DISK_S)
-        await asyncio.to_thread(checkpoint_status.forget, files)
+        await asyncio.to_thread(checkpoint_status.clear, files)
         await self._complete(partial, state)
         tracing.record(tracing.CHECKPOINT_LANE, "write", started_s, time.monotonic(), update=state.update)
 

@@ -2,7 +2,7 @@
 
 It listens on HOST and writes the whole address to the pipe FD, reads the run's token from the environment, assembles
 the run, trains, and ends with 0. It ends with 1 and one clear message when the run fails, with 2 for an error the user
-can mend, as `ending.py` says on a signal; whatever happens, servers and sandboxes are taken down first.
+can mend, as `shutdown.py` says on a signal; whatever happens, servers and sandboxes are taken down first.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from megathunder.background import supervised
-from megathunder.checkpoint.resume import way_on
+from megathunder.checkpoint.resume import resume_hint
 from megathunder.config import Config
 from megathunder.config.toml import read_config
 from megathunder.coordinator.assembly import OnRestart, Parts, assemble
 from megathunder.coordinator.coordinator import Coordinator
 from megathunder.coordinator.learner_client import LearnerClient
 from megathunder.coordinator.rollouts import Stopped
-from megathunder.coordinator.shutdown import Ending
-from megathunder.errors import MegathunderError, UserError, complain, system_error, system_words
+from megathunder.coordinator.shutdown import ShutdownHandler
+from megathunder.errors import MegathunderError, UserError, describe_os_error, print_error, system_error
 from megathunder.loop import train
 from megathunder.metrics.run_folder import RunFolder
 from megathunder.types import ServerAddress, Shutdown
@@ -37,7 +37,11 @@ Assemble = Callable[[Config, LearnerClient, OnRestart], contextlib.AbstractAsync
 
 
 async def run(
-    config: Config, learner: LearnerClient, announce: Callable[[str], None], ending: Ending, assemble: Assemble
+    config: Config,
+    learner: LearnerClient,
+    announce: Callable[[str], None],
+    shutdown: ShutdownHandler,
+    assemble: Assemble,
 ) -> None:
     """A whole run, from listening for the learner to the report."""
     announce(learner.address)
@@ -51,20 +55,20 @@ async def run(
         async with assemble(config, learner, on_restart) as parts:
             coordinator = Coordinator(config=config, parts=parts)
             ready.set_result(coordinator)
-            await take_updates(coordinator, ending)
+            await take_updates(coordinator, shutdown)
         limit_s = SHUTDOWN_S
     finally:
         try:
-            await dismiss(config, learner, ending, limit_s)
+            await dismiss(config, learner, shutdown, limit_s)
         finally:
             await learner.close()
 
 
-async def dismiss(config: Config, learner: LearnerClient, ending: Ending, limit_s: float) -> None:
+async def dismiss(config: Config, learner: LearnerClient, shutdown: ShutdownHandler, limit_s: float) -> None:
     """Tell the learner's ranks that the run has ended. Where it ended well before they had all reported they are waited
     for: they would take silence for a failure. InfrastructureFailure where they do not come, so that torchrun ends
     them."""
-    if ending.well and learner.cells * config.learner.ranks_of_a_cell > 1:
+    if shutdown.succeeded and learner.cells * config.learner.ranks_of_a_cell > 1:
         limit_s = config.run.stop_timeout_s
         await learner.connect(limit_s)
     if learner.hellos:
@@ -72,17 +76,17 @@ async def dismiss(config: Config, learner: LearnerClient, ending: Ending, limit_
             await learner.everywhere(lambda item: Shutdown(item=item), limit_s)
 
 
-async def take_updates(coordinator: Coordinator, ending: Ending) -> None:
+async def take_updates(coordinator: Coordinator, shutdown: ShutdownHandler) -> None:
     """From the first update that is left, to the last one or to where the run is asked to stop."""
     try:
         await coordinator.begin()
-        ending.stop = coordinator.stop
-        ending.updates_done = lambda: coordinator.update
+        shutdown.stop = coordinator.stop
+        shutdown.updates_done = lambda: coordinator.update
         await train(coordinator)
     except Stopped:
         pass
     except asyncio.CancelledError:
-        if not ending.interrupted:
+        if not shutdown.interrupted:
             coordinator.parts.monitor.skip_report()
         raise
     except MegathunderError:
@@ -106,13 +110,13 @@ def main(config_file: str, cells: str, host: str, descriptor: str, *, assemble: 
 
     async def watched() -> int:
         folder = RunFolder(Path(config.run.folder) / config.run.name)
-        ending = Ending(asyncio.current_task(), parent, config.run.stop_timeout_s, folder)
+        shutdown = ShutdownHandler(asyncio.current_task(), parent, config.run.stop_timeout_s, folder)
         learner = LearnerClient(int(cells), os.environ["MEGATHUNDER_TOKEN"], host=host)
         try:
             async with supervised():
-                await run(config, learner, announce, ending, assemble)
+                await run(config, learner, announce, shutdown, assemble)
         except asyncio.CancelledError:
-            return ending.status()
+            return shutdown.status()
         return 0
 
     try:
@@ -126,12 +130,12 @@ def _explain(error: Exception, folder: RunFolder) -> int:
     while isinstance(known, ExceptionGroup):  # of the collector's task group: the first one says why
         known = known.exceptions[0]
     if isinstance(known, MegathunderError):
-        complain(str(known))
+        print_error(str(known))
         return 2 if isinstance(known, UserError) else 1
     refused = system_error(error)
     if refused is None:
         raise error
-    complain(system_words(refused, folder.path, way_on(folder.checkpoints)))
+    print_error(describe_os_error(refused, folder.path, resume_hint(folder.checkpoints)))
     return 1
 
 

@@ -18,12 +18,12 @@ import signal
 import sys
 from collections.abc import Callable
 
-from megathunder.checkpoint.resume import way_on
-from megathunder.errors import INTERRUPTED, NOTHING_TRAINED, complain, tell_torchrun
+from megathunder.checkpoint.resume import resume_hint
+from megathunder.errors import INTERRUPTED, NOTHING_TRAINED, print_error, report_to_torchrun
 from megathunder.metrics.run_folder import RunFolder
 
 
-class Ending:
+class ShutdownHandler:
     """Watches the signals of this process while `work` runs; `run.stop` is set once there is a run to stop."""
 
     def __init__(self, work: asyncio.Task[None], parent: int, limit_s: float, folder: RunFolder) -> None:
@@ -41,7 +41,7 @@ class Ending:
         return INTERRUPTED if self._status is None else self._status
 
     @property
-    def well(self) -> bool:
+    def succeeded(self) -> bool:
         """Whether work was cancelled and nothing failed."""
         return self._status == 0
 
@@ -52,28 +52,28 @@ class Ending:
 
     def _on_sigint(self) -> None:
         if self._status is None:
-            line = f"interrupted after {self.updates_done()} updates; {way_on(self._folder.checkpoints)}"
+            line = f"interrupted after {self.updates_done()} updates; {resume_hint(self._folder.checkpoints)}"
             print(line, file=sys.stderr, flush=True)
-            tell_torchrun(line)
-        self._at_once(INTERRUPTED, "")
+            report_to_torchrun(line)
+        self._cancel(INTERRUPTED, "")
 
     def _on_sigterm(self) -> None:
         if os.getppid() != self._parent:
             died = "the learner's rank 0 has died (killed, out of memory?); the run ends"
-            self._at_once(1, f"{died}; {way_on(self._folder.checkpoints)}")
+            self._cancel(1, f"{died}; {resume_hint(self._folder.checkpoints)}")
         elif self.stop is None:
             if self._status is None:
                 print(f"{NOTHING_TRAINED}; run folder: {self._folder.path}", file=sys.stderr, flush=True)
-            self._at_once(0, "")
+            self._cancel(0, "")
         elif not self._asked:
             self._asked = True
             self.stop()
             late = f"the run could not be saved within {self._limit_s:.0f} s of SIGTERM (run.stop_timeout_s)"
-            asyncio.get_running_loop().call_later(self._limit_s, self._at_once, 1, f"{late}; an older checkpoint stays")
+            asyncio.get_running_loop().call_later(self._limit_s, self._cancel, 1, f"{late}; an older checkpoint stays")
 
-    def _at_once(self, status: int, reason: str) -> None:
+    def _cancel(self, status: int, reason: str) -> None:
         if self._status is None:
             self._status = status
             if reason:
-                complain(reason)  # now: what follows may be cut short
+                print_error(reason)  # now: what follows may be cut short
             self._work.cancel()

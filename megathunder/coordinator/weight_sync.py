@@ -24,7 +24,7 @@ AGAIN_S = 0.5
 ATTEMPTS = 2  # for servers that can be done without
 
 
-async def reach_servers(parts: Parts, version: int, send: Send) -> list[tuple[Publish, Done]]:
+async def sync_weights(parts: Parts, version: int, send: Send) -> list[tuple[Publish, Done]]:
     """Every ready server holds `version`; at least `publish.min_servers` of them. The publications that it took."""
     limit_s = parts.config.rollout.startup_timeout_s + 2 * parts.config.publish.timeout_s
     deadline, needed = time.monotonic() + limit_s, parts.config.publish.min_servers
@@ -36,7 +36,7 @@ async def reach_servers(parts: Parts, version: int, send: Send) -> list[tuple[Pu
             failed = {server for server in lacking if server.name in sent[-1][1].stats.failed_servers}
             for server in failed:
                 parts.servers.probe_now(server)
-        held = await held_versions(parts, parts.servers.ready)
+        held = await server_versions(parts, parts.servers.ready)
         lacking = tuple(server for server, holds in held.items() if holds != version or server in failed)
         enough = len(held) - len(lacking) >= needed
         if enough and (not lacking or len(sent) >= ATTEMPTS):
@@ -58,7 +58,7 @@ async def reach_servers(parts: Parts, version: int, send: Send) -> list[tuple[Pu
     )
 
 
-async def held_versions(parts: Parts, servers: Iterable[ServerAddress]) -> dict[ServerAddress, int]:
+async def server_versions(parts: Parts, servers: Iterable[ServerAddress]) -> dict[ServerAddress, int]:
     """What each server says it holds; -1 for one that was never given a version, or does not answer."""
     servers = tuple(servers)
 

@@ -37,12 +37,12 @@ from megathunder.learner.model.weights import export_base, export_weights, save_
 from megathunder.learner.observer import StepObserver
 from megathunder.learner.optimizer import Stepper, wrap
 from megathunder.learner.parallel import Layout
-from megathunder.learner.passes.backward import Runner, Tally
+from megathunder.learner.passes.backward import Runner, WorkCounters
 from megathunder.learner.passes.flop_cost import Price
-from megathunder.learner.passes.gradient_runner import Release
+from megathunder.learner.passes.gradient_runner import GradientRunner
 from megathunder.learner.passes.logprobs import attach
 from megathunder.learner.passes.pipeline import Pipeline
-from megathunder.learner.passes.reference_policies import OtherPolicies
+from megathunder.learner.passes.reference_policies import ReferencePolicies
 from megathunder.learner.transport.cell import summed_over_cell
 from megathunder.types import (
     Differentiate,
@@ -99,8 +99,8 @@ class Learner:
             dtype=dtype,
             pad_to=self.bundle.pad_to,
         )
-        self.others = OtherPolicies.of(config, gradients.parameters)
-        self.release = Release(config, layout, self.runner, self.store, self.others)
+        self.others = ReferencePolicies.of(config, gradients.parameters)
+        self.release = GradientRunner(config, layout, self.runner, self.store, self.others)
         self._price = Price.of(transformer, self.bundle.vocab_size)
         self._version: int | None = None  # of the update in progress
         self._stale_below = -1
@@ -114,28 +114,28 @@ class Learner:
     def differentiate(self, command: Differentiate) -> WorkStats:
         """Add the gradient of the command's rows to its target."""
         self._check_version(command.policy_version)
-        tally = Tally(self._price)
-        self.release.differentiate(command, tally)
-        return summed_over_cell(tally.stats(accumulator_bytes=self.store.bytes), self.layout)
+        counters = WorkCounters(self._price)
+        self.release.differentiate(command, counters)
+        return summed_over_cell(counters.stats(accumulator_bytes=self.store.bytes), self.layout)
 
     def score(self, command: Score) -> WorkStats:
         """How far each row's policy is from the reference, on the tokens it sampled."""
         self._check_version(command.policy_version)
-        tally = Tally(self._price)
-        found = self.release.score(command.rows, tally)
-        stats = msgspec.structs.replace(tally.stats(accumulator_bytes=self.store.bytes), divergences=found)
+        counters = WorkCounters(self._price)
+        found = self.release.score(command.rows, counters)
+        stats = msgspec.structs.replace(counters.stats(accumulator_bytes=self.store.bytes), divergences=found)
         return summed_over_cell(stats, self.layout)
 
     def fold(self, command: Fold) -> WorkStats:
         """Apply the closure of a group."""
-        tally = Tally(self._price)
-        self.release.fold(command, tally)
-        return summed_over_cell(tally.stats(accumulator_bytes=self.store.bytes), self.layout)
+        counters = WorkCounters(self._price)
+        self.release.fold(command, counters)
+        return summed_over_cell(counters.stats(accumulator_bytes=self.store.bytes), self.layout)
 
     def take_step(self, command: TakeStep) -> WorkStats:
         """The barrier: every rank of the job calls this once an update, whatever it differentiated."""
-        tally = Tally(self._price)
-        self.release.finish(tally)
+        counters = WorkCounters(self._price)
+        self.release.finish(counters)
         if self.arithmetic.exact:
             reduce_exactly(self._chunks, self.store, self.arithmetic)
         else:
@@ -144,7 +144,7 @@ class Learner:
         if self._observer:
             views = gradients.home_views
             self._observer.gradient_reduced(command.update, gradients.names, views, command.normaliser)
-        self.others.before_step()
+        self.others.refresh_old_policy()
         result = self.stepper.step(command.normaliser, skip=command.skip)
         if self._observer:
             weights = [parameter.detach() for parameter in gradients.parameters]
@@ -158,10 +158,10 @@ class Learner:
             stepped=result.stepped,
             skip_reason=result.skip_reason,
             learning_rate=result.learning_rate,
-            flops=tally.flops,
-            replay_tokens=tally.replay_tokens,
+            flops=counters.flops,
+            replay_tokens=counters.replay_tokens,
             accumulator_bytes=self.store.bytes,
-            extra=tally.extra | ({"exposed_copy_s_max": self._traffic.exposed_s()} if self._traffic else {}),
+            extra=counters.extra | ({"exposed_copy_s_max": self._traffic.exposed_s()} if self._traffic else {}),
         )
 
     def abandon_update(self) -> None:
@@ -189,7 +189,7 @@ class Learner:
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote."""
         self._stale_below = learner_state.load(folder, self._chunks, self.stepper).policy_version
-        self.others.before_step()
+        self.others.refresh_old_policy()
 
     def save_checkpoint(self, command: SaveCheckpoint) -> WorkStats:
         """`save` as a command; in the background it answers once a copy is in host memory."""

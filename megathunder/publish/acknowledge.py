@@ -1,7 +1,7 @@
 """Talks to our loader inside a server: deliver a payload, ask what it says, and count the version as held.
 
-    payload -> loader -> Held(version, checksum)      equal to what was sent: the server's version is set
-                      -> Held(error)                  RefusedPayload: nothing was changed, or the server has no version
+    payload -> loader -> ServerWeights(version, checksum)      equal to what was sent: the server's version is set
+                      -> ServerWeights(error)                  RefusedPayload: nothing changed, or no version left
 
 Called by the transports. A server without our loader is refused before anything is sent: a message it does not know
 would end it.
@@ -22,15 +22,15 @@ from megathunder.publish.checksum import MASK, tensor_checksum
 from megathunder.publish.envelope import (
     ACKNOWLEDGEMENT,
     Envelope,
-    Held,
     InFile,
     InGroup,
     Inline,
+    ServerWeights,
     as_tensors,
     from_parameter,
 )
 from megathunder.publish.payload import Action, Header, Piece, seal
-from megathunder.publish.publish_session import Round
+from megathunder.publish.publish_session import PublishSession
 from megathunder.rollout.servers.command import WEIGHT_LOADER
 from megathunder.types import ServerAddress
 
@@ -40,7 +40,7 @@ _serials = itertools.count(int.from_bytes(os.urandom(4), "little") << 16)
 class RefusedPayload(InfrastructureFailure):
     """The server read a message and did not take it; `held` is its answer."""
 
-    def __init__(self, server: ServerAddress, held: Held) -> None:
+    def __init__(self, server: ServerAddress, held: ServerWeights) -> None:
         super().__init__(f"{server.name} refused the weights: {held.error}")
         self.held = held
 
@@ -66,7 +66,7 @@ class Manifest:
         return Header(action=Action.ADOPT, pieces=tuple(self.pieces), target=version, checksum=self.checksum)
 
 
-async def deliver(round: Round, server: ServerAddress, payload: Inline | InGroup | InFile) -> Held:
+async def deliver(round: PublishSession, server: ServerAddress, payload: Inline | InGroup | InFile) -> ServerWeights:
     """Have the server's loader act on `payload`. Raises RefusedPayload, and InfrastructureFailure where no answer
     to this very message comes back."""
     info = round.info[server]
@@ -87,7 +87,7 @@ async def deliver(round: Round, server: ServerAddress, payload: Inline | InGroup
     return held
 
 
-async def ask(round: Round, server: ServerAddress) -> Held:
+async def ask(round: PublishSession, server: ServerAddress) -> ServerWeights:
     """What the loader answered last. Raises InfrastructureFailure where it never acted."""
     values = await round.control.parameter(server, ACKNOWLEDGEMENT)
     try:
@@ -96,13 +96,13 @@ async def ask(round: Round, server: ServerAddress) -> Held:
         raise InfrastructureFailure(f"{server.name} gave an acknowledgement that cannot be read: {error}") from error
 
 
-async def acknowledge(round: Round, server: ServerAddress, adoption: bytes, header: Header) -> None:
+async def acknowledge(round: PublishSession, server: ServerAddress, adoption: bytes, header: Header) -> None:
     """Count the weights a server has loaded as the header's version, once it says that it holds them."""
     held = await deliver(round, server, Inline(data=adoption))
     await confirm(round, server, held, header)
 
 
-async def confirm(round: Round, server: ServerAddress, held: Held, header: Header) -> None:
+async def confirm(round: PublishSession, server: ServerAddress, held: ServerWeights, header: Header) -> None:
     """Set the server's version where its answer is the header's version and checksum."""
     if (held.version, held.checksum) != (header.target, header.checksum):
         raise InfrastructureFailure(
@@ -113,7 +113,7 @@ async def confirm(round: Round, server: ServerAddress, held: Held, header: Heade
 
 
 def adopt_everywhere(
-    round: Round, servers: Iterable[ServerAddress], manifest: Manifest, version: int, *, checksum: bool = True
+    round: PublishSession, servers: Iterable[ServerAddress], manifest: Manifest, version: int, *, checksum: bool = True
 ) -> None:
     """After dense weights were loaded by the engine's own means: every server says what it holds, or fails.
     Without `checksum` its word is not asked for."""

@@ -30,12 +30,12 @@ def published_dtype(name: str, dtype: torch.dtype | None) -> torch.dtype | None:
     return None if name.endswith(STAYS_FLOAT32) else dtype
 
 
-def word_of(dtype: str) -> np.dtype:
+def uint_dtype(dtype: str) -> np.dtype:
     """The unsigned word with the size of one element."""
     return np.dtype(f"u{FLOATS[dtype].itemsize}")
 
 
-def words(tensor: Tensor) -> np.ndarray:
+def as_uint(tensor: Tensor) -> np.ndarray:
     """[N] unsigned words of a tensor, on the host; shares memory with a contiguous host tensor."""
     flat = tensor.detach().cpu().contiguous().view(-1)
     return flat.view(SIGNED[flat.element_size()]).numpy().view(f"u{flat.element_size()}")

@@ -2,7 +2,7 @@
 
     Envelope   -> the server's tensor update endpoint, one small byte tensor in the form that endpoint takes
     payload    inside the envelope | broadcast in a process group the server has joined | a file both can read
-    Held       <- the server's parameter query, asked for the name ACKNOWLEDGEMENT: a list of byte values
+    ServerWeights       <- the server's parameter query, asked for the name ACKNOWLEDGEMENT: a list of byte values
 
 `LOADER` is the name by which a server is told to use the loader (`--custom-weight-loader`). Called by publish/ on both
 sides.
@@ -46,7 +46,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
+class ServerWeights(msgspec.Struct, frozen=True, kw_only=True):
     """What a server says after a message: the version and checksum of its weights (-1: none known) and, where it
     refused, why. `seconds` is what receiving, checking and writing took."""
 
@@ -71,11 +71,11 @@ def from_tensor(tensor: Tensor) -> Envelope:
     return msgspec.msgpack.decode(tensor.cpu().numpy().tobytes(), type=Envelope)
 
 
-def as_parameter(held: Held) -> list[float]:
+def as_parameter(held: ServerWeights) -> list[float]:
     """The answer in the form of a parameter query."""
     return list(map(float, msgspec.msgpack.encode(held)))
 
 
-def from_parameter(values: list[float]) -> Held:
+def from_parameter(values: list[float]) -> ServerWeights:
     """The answer of a parameter query. Raises ValueError or msgspec.DecodeError."""
-    return msgspec.msgpack.decode(bytes(map(int, values)), type=Held)
+    return msgspec.msgpack.decode(bytes(map(int, values)), type=ServerWeights)

@@ -29,7 +29,7 @@ import msgspec
 import zstandard
 
 from megathunder.errors import MegathunderError
-from megathunder.publish.delta.coding import Coded, Coding
+from megathunder.publish.delta.coding import Coding, EncodedTensor
 
 NO_VERSION = -1
 MAGIC = b"MTW1"
@@ -57,7 +57,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     dtype: str  # torch's name without the prefix: "bfloat16"
     shape: tuple[int, ...]
-    coded: Coded | None = None
+    coded: EncodedTensor | None = None
 
     @property
     def elements(self) -> int:

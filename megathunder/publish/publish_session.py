@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 Act = Callable[[ServerAddress], Awaitable[None]]
 
 
-class Round:
-    """`with Round(...) as round:`; `failed` says why, by server name; `info` is what each server said it is."""
+class PublishSession:
+    """`with PublishSession(...) as session:`; `failed`: why, by server name; `info`: what each server said it is."""
 
     def __init__(self, servers: Iterable[ServerAddress], *, api_key: str, timeout_s: float) -> None:
         self.servers = tuple(servers)
@@ -37,7 +37,7 @@ class Round:
         self._loop.set_default_executor(self._workers)
         self._thread = threading.Thread(target=self._loop.run_forever, name="publish", daemon=True)
 
-    def __enter__(self) -> Round:
+    def __enter__(self) -> PublishSession:
         self._thread.start()
         asyncio.run_coroutine_threadsafe(self.control.__aenter__(), self._loop).result()
         return self

@@ -17,7 +17,7 @@ import torch
 
 from megathunder.config.root import Config
 from megathunder.publish.bits import FLOATS, published_dtype
-from megathunder.publish.publish_session import Round
+from megathunder.publish.publish_session import PublishSession
 from megathunder.publish.transports.base import Transport
 from megathunder.publish.transports.build_transport import build_adapter_transport, build_transport
 from megathunder.types import Publish, WorkStats
@@ -62,7 +62,7 @@ class Publisher:
             return WorkStats()
         if base:
             self._transport.hold_base(base(), self._dtype)
-        with Round(command.servers, api_key=self._api_key, timeout_s=self._timeout_s) as round:
+        with PublishSession(command.servers, api_key=self._api_key, timeout_s=self._timeout_s) as round:
             round.each(round.open_update, command.servers)
             sent = self._transport.send(round, command.servers, command.version, self._weights())
             round.each(round.close_update, command.servers)

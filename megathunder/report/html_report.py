@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megathunder.errors import UserError, system_words
+from megathunder.errors import UserError, describe_os_error
 from megathunder.metrics.resumptions import read_resumptions
 from megathunder.metrics.row import read_rows
 from megathunder.metrics.run_folder import RunFolder, open_folder, write_atomically
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"error: {system_words(error, options.run, 'then build the report again')}", file=sys.stderr)
+        print(f"error: {describe_os_error(error, options.run, 'then build the report again')}", file=sys.stderr)
         return 1
     if options.perfetto:
         count = write_chrome_trace(read_spans(folder.events), options.perfetto)

@@ -62,7 +62,7 @@ class PatternCache(TrajectoryCache):
                         del known[:PLACES]
 
     def _known(self, pair: int) -> list[int]:
-        """Places of an indexed pair, oldest first."""
+        """FusedLayout of an indexed pair, oldest first."""
         known = self._places.get(pair, [])
         return [known] if isinstance(known, int) else known
 

@@ -220,7 +220,7 @@ def test_cells_that_gather_sketches_at_the_barrier_agree_with_one_cell(learner, 
     config = configured(learner, replace(STRONG, scope="batch", features="sketch", sketch_dimension=256))
     geometry, kept = learner.release._geometry, []
     monkeypatch.setattr(geometry, "finish", lambda tally: kept.extend(geometry._kept) or [])
-    monkeypatch.setattr("megathunder.learner.passes.gradient_runner.Release.clear", lambda self: None)
+    monkeypatch.setattr("megathunder.learner.passes.gradient_runner.GradientRunner.clear", lambda self: None)
     with pytest.raises(AssertionError):  # the gradients are still there
         stream(learner, config, groups, random.Random(2))
     terms = [term for fold in kept for term in fold.terms]

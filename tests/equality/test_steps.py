@@ -61,10 +61,12 @@ def test_a_save_in_the_background_is_of_the_moment_it_was_asked_for(folder, tmp_
     straight.save_checkpoint(SaveCheckpoint(item=0, folder=str(files), background=True))
     for k in range(2, 4):
         update(straight, k)
-    assert not checkpoint_status.heard(files), "not a byte before two more updates have changed every weight and moment"
+    assert not checkpoint_status.read_all(files), (
+        "not a byte before two more updates have changed every weight and moment"
+    )
     later.set()
     straight.finish_checkpoint(FinishCheckpoint(item=1))
-    assert checkpoint_status.heard(files) == {0: ""}
+    assert checkpoint_status.read_all(files) == {0: ""}
     resumed.load(files)
     for k in range(2, 4):
         update(resumed, k)
@@ -81,7 +83,7 @@ def test_a_save_in_the_background_that_fails_says_so(folder, tmp_path, monkeypat
     learner.save_checkpoint(SaveCheckpoint(item=0, folder=str(tmp_path), background=True))
     with pytest.raises(OSError, match="No space"):
         learner.finish_checkpoint(FinishCheckpoint(item=1))
-    assert "No space" in checkpoint_status.heard(tmp_path)[0]
+    assert "No space" in checkpoint_status.read_all(tmp_path)[0]
     assert not (tmp_path / "learner.json").exists()
 
 

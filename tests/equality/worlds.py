@@ -19,7 +19,7 @@ from megathunder.config.root import Config
 from megathunder.config.streaming import StreamingConfig
 from megathunder.learner.model.attention import AttentionContext, RowSpan
 from megathunder.learner.parallel import initialize
-from megathunder.learner.passes.backward import Tally
+from megathunder.learner.passes.backward import WorkCounters
 from megathunder.objectives.base import Reward, Survivor
 from megathunder.objectives.build_objective import build_objective
 from megathunder.objectives.weights import Affine, accumulators, features, fold_group
@@ -323,4 +323,4 @@ def contribution(group, index):
 
 
 def tally(learner):
-    return Tally(learner._price)
+    return WorkCounters(learner._price)

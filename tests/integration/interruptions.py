@@ -136,7 +136,8 @@ def main() -> int:
                     faults.append("did not go on")
             bad += bool(faults)
             print(
-                f"{outcome.signal:8} at {outcome.after_s:5.1f} s: status {outcome.status}, ended in {outcome.ended_in_s:4.1f} s, "
+                f"{outcome.signal:8} at {outcome.after_s:5.1f} s: status {outcome.status}, "
+                f"ended in {outcome.ended_in_s:4.1f} s, "
                 f"{outcome.updates} updates, {outcome.checkpoint.name if outcome.checkpoint else 'no checkpoint'}: "
                 f"{'; '.join(faults) or 'as documented'}",
                 flush=True,

@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from publication import POLICY, PROMPT, Policy, Servers, running
 
 from megathunder.publish.acknowledge import RefusedPayload, ask, deliver
-from megathunder.publish.envelope import Held, Inline
+from megathunder.publish.envelope import Inline, ServerWeights
 from megathunder.publish.group import Pairs
-from megathunder.publish.publish_session import Round
+from megathunder.publish.publish_session import PublishSession
 from megathunder.publish.transports.carriers import HttpCarrier
 from megathunder.publish.transports.delta import DeltaTransport
 from megathunder.publish.transports.distributed import DistributedTransport
@@ -88,9 +88,9 @@ class Damaging(HttpCarrier):
 
     def __init__(self, victim: str, damage: object) -> None:
         self.victim, self.damage = victim, damage
-        self.refusals: list[Held] = []
+        self.refusals: list[ServerWeights] = []
 
-    async def carry(self, round: Round, server: ServerAddress, data: bytes) -> Held:
+    async def carry(self, round: PublishSession, server: ServerAddress, data: bytes) -> ServerWeights:
         if server.name != self.victim:
             return await super().carry(round, server, data)
         try:
@@ -127,7 +127,7 @@ def test_a_refused_payload_leaves_the_weights_as_they_were(servers: Servers, tmp
     policy = Policy(servers, tmp_path, transport="delta", delta_through="http")
     policy.publish()
     before = [servers.logprobs(server) for server in servers.addresses]
-    with Round(servers.addresses, api_key="", timeout_s=20.0) as round:
+    with PublishSession(servers.addresses, api_key="", timeout_s=20.0) as round:
 
         async def garbage(server: ServerAddress) -> None:
             await round.open_update(server)

@@ -21,7 +21,7 @@ from megathunder.learner.model.weights.hf_files import HfReader
 from megathunder.publish.acknowledge import Manifest, adopt_everywhere, deliver
 from megathunder.publish.delta.snapshot import Snapshot
 from megathunder.publish.envelope import Inline
-from megathunder.publish.publish_session import Round
+from megathunder.publish.publish_session import PublishSession
 
 FAMILIES = ("qwen2", "mistral", "qwen3", "llama", "qwen3_moe", "glm4_moe")
 SERVED = {
@@ -68,7 +68,7 @@ def test_the_engine_has_the_checksum_of_what_it_read_and_of_what_it_was_sent(
         pass
     new = {name: w + 0.01 * (torch.rand(w.shape, generator=generator) < 0.05) for name, w in weights.items()}
     encoded = snapshot.encode(2, new.items())
-    with Round((server,), api_key="", timeout_s=20.0) as round:
+    with PublishSession((server,), api_key="", timeout_s=20.0) as round:
 
         async def change(address: object) -> None:
             held = await deliver(round, server, Inline(data=encoded.data))

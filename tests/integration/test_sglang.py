@@ -22,7 +22,7 @@ from megathunder.config.rollout import RolloutConfig
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.errors import ConfigError, InfrastructureFailure
 from megathunder.publish.group import Pairs
-from megathunder.publish.publish_session import Round
+from megathunder.publish.publish_session import PublishSession
 from megathunder.publish.transports.distributed import DistributedTransport
 from megathunder.rollout.agents.collector import Collector
 from megathunder.rollout.servers.client import EngineClient
@@ -193,7 +193,7 @@ def test_new_weights_leave_nothing_of_the_old_ones_in_the_cache(served):
     transport = DistributedTransport(pairs, bucket_bytes=1 << 17)
     served.version = FIRST_VERSION + 1
     servers = served.pool.ready
-    with Round(servers, api_key="", timeout_s=30.0) as round:
+    with PublishSession(servers, api_key="", timeout_s=30.0) as round:
         round.each(round.open_update, servers)
         sent = transport.send(round, servers, served.version, weights)
     assert not round.failed and sent == sum(value.nbytes for _, value in weights)

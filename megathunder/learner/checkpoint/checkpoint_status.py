@@ -19,7 +19,7 @@ def reserve(folder: Path, rank: int) -> None:
     (folder / f".{_PREFIX}{rank:05d}").write_bytes(b" " * ROOM_BYTES)
 
 
-def tell(folder: Path, rank: int, error: str = "") -> None:
+def write(folder: Path, rank: int, error: str = "") -> None:
     """This rank has written its part, or could not: `error`."""
     unfinished = folder / f".{_PREFIX}{rank:05d}"
     unfinished.touch()
@@ -28,13 +28,13 @@ def tell(folder: Path, rank: int, error: str = "") -> None:
     unfinished.rename(folder / f"{_PREFIX}{rank:05d}")
 
 
-def heard(folder: Path) -> dict[int, str]:
+def read_all(folder: Path) -> dict[int, str]:
     """Rank -> what went wrong, empty where nothing did, of those that have told."""
     told = {int(path.name.removeprefix(_PREFIX)): path.read_bytes() for path in folder.glob(f"{_PREFIX}*")}
     return {rank: said.decode(errors="replace").strip() for rank, said in told.items()}
 
 
-def forget(folder: Path) -> None:
+def clear(folder: Path) -> None:
     """Remove what the ranks told."""
     for path in folder.glob(f"{_PREFIX}*"):
         path.unlink()

@@ -21,7 +21,7 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 
-from megathunder.errors import WAY_ON, system_error, system_words
+from megathunder.errors import RESUME_HINT, describe_os_error, system_error
 from megathunder.learner.checkpoint import checkpoint_status
 
 
@@ -39,7 +39,7 @@ class Snapshot:
         self._error: Exception | None = None
 
     def start(self) -> None:
-        """Write from a copy in host memory, in a thread; `checkpoint_status.heard` says when that has ended."""
+        """Write from a copy in host memory, in a thread; `checkpoint_status.read_all` says when that has ended."""
         held = self._request.async_fn_args[1] if self._buckets else []
         self._buckets = [_copied(bucket, live) for bucket, live in zip(self._buckets, held, strict=True)]
         checkpoint_status.reserve(self._folder, dist.get_rank())
@@ -79,13 +79,13 @@ class Snapshot:
             self.write()
         except Exception as error:  # the edge of the thread: told to the coordinator, raised by `finish`
             self._error = error
-        checkpoint_status.tell(self._folder, dist.get_rank(), self._said())
+        checkpoint_status.write(self._folder, dist.get_rank(), self._said())
 
     def _said(self) -> str:
         if self._error is None:
             return ""
         refused = system_error(self._error)
-        return system_words(refused, self._folder, WAY_ON) if refused else repr(self._error)
+        return describe_os_error(refused, self._folder, RESUME_HINT) if refused else repr(self._error)
 
 
 def _copied(bucket: Any, live: Any) -> Any:

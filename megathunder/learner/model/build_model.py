@@ -27,7 +27,7 @@ from megathunder.config.model_shape import read_config_json, read_model_shape
 from megathunder.learner.model.adapter_files import load_adapter
 from megathunder.learner.model.attention import PackedRotary
 from megathunder.learner.model.bundle import DTYPES, ModelBundle
-from megathunder.learner.model.context_parallel import spread
+from megathunder.learner.model.context_parallel import install_context_parallel
 from megathunder.learner.model.families.rotary import inverse_frequencies
 from megathunder.learner.model.families.rules import Family
 from megathunder.learner.model.layers import check_layers, layer_specs
@@ -157,7 +157,7 @@ def _build_stage(
     stage.rotary_pos_emb.inv_freq = frequencies
     stage.rotary_pos_emb = PackedRotary(stage.rotary_pos_emb)
     if layout.context > 1:
-        spread(stage, config)
+        install_context_parallel(stage, config)
     return stage.to(layout.device)
 
 

@@ -42,7 +42,7 @@ class ContextAttention(PackedAttention):
         return _HeadsForTokens.apply(out, self._group, self._blocks).flatten(2)
 
 
-def spread(stage: GPTModel, config: TransformerConfig) -> None:
+def install_context_parallel(stage: GPTModel, config: TransformerConfig) -> None:
     """Install the picking, the gather and the gradient's weight on one stage."""
     group = parallel_state.get_context_parallel_group()
     size, blocks = group.size(), config.tensor_model_parallel_size if config.sequence_parallel else 1

@@ -18,7 +18,7 @@ from torch import Tensor
 from megathunder.learner.loss import TokenLoss
 from megathunder.learner.model.attention import KeyValue
 from megathunder.learner.passes.flop_cost import Price
-from megathunder.learner.passes.packing import MicroBatch, Piece, pack
+from megathunder.learner.passes.packing import MicroBatch, PackedRow, pack
 from megathunder.learner.passes.pipeline import Flow, Pipeline
 from megathunder.learner.passes.reference_policies import FrozenCopy
 from megathunder.types import KL_SUM, WorkStats
@@ -27,7 +27,7 @@ KL = KL_SUM
 
 
 @dataclass(slots=True, eq=False)
-class Tally:
+class WorkCounters:
     """Work of one command, added up as it is done; device scalars are read once, at the end."""
 
     price: Price
@@ -113,8 +113,8 @@ class Runner:
 
     def forward(
         self,
-        pieces: Sequence[Piece],
-        tally: Tally,
+        pieces: Sequence[PackedRow],
+        counters: WorkCounters,
         *,
         captured: dict[int, KeyValue] | None = None,
         inject: dict[int, KeyValue] | None = None,
@@ -126,13 +126,13 @@ class Runner:
         context.captured, context.inject = captured, inject
         flow = self._pipeline.forward(batch.token_ids, context)
         context.captured = None  # a recomputation during backward must not write again
-        tally.forwarded(batch, replay=replay)
+        counters.forwarded(batch, replay=replay)
         done = Pass(batch, flow)
         if done.logprobs is not None:
-            tally.gap(batch, done.logprobs)
+            counters.gap(batch, done.logprobs)
         return done
 
-    def backward(self, held: Pass, tally: Tally) -> None:
+    def backward(self, held: Pass, counters: WorkCounters) -> None:
         """Add the gradient of sum_r scale_r loss_r, with the scales and scores of `held.batch` as they are now."""
         batch = held.batch
 
@@ -142,17 +142,17 @@ class Runner:
             if batch.reference is not None:
                 roots.append(self.token_loss.row_divergences(batch, held.flow.result))
                 weights.append(batch.units * self.token_loss.kl_coefficient)
-                tally.add(KL, (roots[1].detach() @ batch.units))
+                counters.add(KL, (roots[1].detach() @ batch.units))
             torch.autograd.backward(roots, weights)
-            tally.loss(losses.detach() @ batch.scales)
+            counters.loss(losses.detach() @ batch.scales)
 
         self._pipeline.backward(held.flow, batch.context, of_result)
-        tally.reversed(batch)
+        counters.reversed(batch)
 
     def differentiate(
         self,
-        pieces: Sequence[Piece],
-        tally: Tally,
+        pieces: Sequence[PackedRow],
+        counters: WorkCounters,
         *,
         old: FrozenCopy | None = None,
         reference: FrozenCopy | None = None,
@@ -162,31 +162,31 @@ class Runner:
 
         `old` and `reference` are other versions of the policy that the loss compares with; `again` counts the
         tokens as computed before."""
-        held = [self.forward(part, tally, replay=again) for part in split(pieces, self._pipeline.stages)]
+        held = [self.forward(part, counters, replay=again) for part in split(pieces, self._pipeline.stages)]
         for one in held:
             others = {"old": old, "reference": reference}
-            scores = {name: self._score(one.batch, copy, tally) for name, copy in others.items() if copy}
+            scores = {name: self._score(one.batch, copy, counters) for name, copy in others.items() if copy}
             one.batch = replace(one.batch, **scores)
         for one in held:
-            self.backward(one, tally)
+            self.backward(one, counters)
         self.settle()
 
-    def divergences(self, pieces: Sequence[Piece], reference: FrozenCopy, tally: Tally) -> list[float]:
+    def divergences(self, pieces: Sequence[PackedRow], reference: FrozenCopy, counters: WorkCounters) -> list[float]:
         """sum_t (log pi_engine - log pi_ref) of each piece over its trained tokens; zeros before the last stage."""
         batch = pack(pieces, self._device, dtype=self._dtype, pad_to=self._pad_to)
-        logprobs = self._score(batch, reference, tally)
+        logprobs = self._score(batch, reference, counters)
         self.settle()
         total = torch.zeros(len(pieces), dtype=torch.float64, device=self._device)
         if logprobs is not None:
             total.index_add_(0, batch.row_of, (batch.engine - logprobs).to(torch.float64))
         return total.tolist()
 
-    def _score(self, batch: MicroBatch, copy: FrozenCopy, tally: Tally) -> Tensor | None:
+    def _score(self, batch: MicroBatch, copy: FrozenCopy, counters: WorkCounters) -> Tensor | None:
         """[N] log-probabilities of the trained tokens under another version of the policy, None before the last
         stage."""
         with copy.swapped_in():
             flow = self._pipeline.forward(batch.token_ids, batch.context)
-        tally.scored(batch)
+        counters.scored(batch)
         return flow.result
 
     def settle(self) -> None:
@@ -194,10 +194,10 @@ class Runner:
         self._pipeline.settle()
 
 
-def split(pieces: Sequence[Piece], stages: int) -> list[list[Piece]]:
+def split(pieces: Sequence[PackedRow], stages: int) -> list[list[PackedRow]]:
     """Micro-batches for a pipeline of `stages`: two a stage where there are pieces enough, of about equal tokens."""
     count = 1 if stages == 1 else min(len(pieces), 2 * stages)
-    parts: list[list[Piece]] = [[] for _ in range(count)]
+    parts: list[list[PackedRow]] = [[] for _ in range(count)]
     loads = [0] * count
     for piece in sorted(pieces, key=lambda p: -p.length):
         lightest = loads.index(min(loads))

@@ -25,7 +25,7 @@ from megathunder.accumulator_keys import BATCH, AccumulatorKey, AccumulatorKind,
 from megathunder.config.root import Config
 from megathunder.errors import ConfigError
 from megathunder.learner.accumulators.store import AccumulatorStore
-from megathunder.learner.passes.backward import Tally
+from megathunder.learner.passes.backward import WorkCounters
 from megathunder.objectives.build_objective import build_objective
 from megathunder.objectives.salt import Geometry, reweigh
 from megathunder.types import Fold
@@ -46,43 +46,43 @@ class GradientGeometry:
         """None where coefficients stay as they are."""
         return cls(config, store) if build_objective(config).keeps_each_gradient else None
 
-    def fold(self, fold: Fold, tally: Tally) -> Fold | None:
+    def fold(self, fold: Fold, counters: WorkCounters) -> Fold | None:
         """`fold` with new coefficients; None where it is kept for the barrier."""
         if not any(_is_own(term) for term in fold.terms):
             return fold
         if self._settings.scope == "batch":
             self._kept.append(fold)
             return None
-        return self._reweighed([fold], tally)[0]
+        return self._reweighed([fold], counters)[0]
 
-    def finish(self, tally: Tally) -> list[Fold]:
+    def finish(self, counters: WorkCounters) -> list[Fold]:
         """The folds that were kept, with new coefficients. Every rank of the job takes part."""
         kept, self._kept = self._kept, []
-        return self._reweighed(kept, tally) if self._settings.scope == "batch" else []
+        return self._reweighed(kept, counters) if self._settings.scope == "batch" else []
 
     def clear(self) -> None:
         self._kept.clear()
 
-    def _reweighed(self, folds: Sequence[Fold], tally: Tally) -> list[Fold]:
+    def _reweighed(self, folds: Sequence[Fold], counters: WorkCounters) -> list[Fold]:
         terms = [term for fold in folds for term in fold.terms if _is_own(term)]
         own = np.array([term.coefficient for term in terms])
         everyone = dist.get_world_size() if self._settings.scope == "batch" and dist.is_initialized() else 1
         if everyone == 1 and not terms:
             return list(folds)
         if everyone == 1:
-            found = reweigh(self._gram([term.source for term in terms], tally), own, self._settings)
+            found = reweigh(self._gram([term.source for term in terms], counters), own, self._settings)
             mine = found.coefficients
         else:
-            found, mine = self._over_ranks([term.source for term in terms], own, everyone, tally)
+            found, mine = self._over_ranks([term.source for term in terms], own, everyone, counters)
         if everyone == 1 or dist.get_rank() == 0:
-            _note(found, tally)
+            _note(found, counters)
         new = {term.source: float(value) for term, value in zip(terms, mine, strict=True)}
         return [_with_coefficients(fold, new) for fold in folds]
 
-    def _gram(self, keys: Sequence[AccumulatorKey], tally: Tally) -> np.ndarray:
+    def _gram(self, keys: Sequence[AccumulatorKey], counters: WorkCounters) -> np.ndarray:
         """[n, n] float64."""
         if self._sketch:
-            projected = self._sketch.project(keys, tally)
+            projected = self._sketch.project(keys, counters)
             return projected @ projected.T
         gram = torch.zeros(len(keys), len(keys), dtype=torch.float64)
         gradients = self._store.read(keys)
@@ -94,12 +94,14 @@ class GradientGeometry:
         return gram.numpy() * self._store.unit**2
 
     def _over_ranks(
-        self, keys: Sequence[AccumulatorKey], own: np.ndarray, ranks: int, tally: Tally
+        self, keys: Sequence[AccumulatorKey], own: np.ndarray, ranks: int, counters: WorkCounters
     ) -> tuple[Geometry, np.ndarray]:
         """The geometry over all ranks' trajectories, in the order of their keys, and this rank's coefficients."""
         assert self._sketch, "laws ask for sketches over several cells"
         parts: list[tuple[list[AccumulatorKey], np.ndarray, np.ndarray] | None] = [None] * ranks
-        dist.all_gather_object(parts, (list(keys), own, self._sketch.project(keys, tally)))  # of this job's own ranks
+        dist.all_gather_object(
+            parts, (list(keys), own, self._sketch.project(keys, counters))
+        )  # of this job's own ranks
         rows = [
             (tuple(key), a, p)
             for names, coefs, sketches in parts
@@ -136,8 +138,8 @@ class Sketch:
         signs = torch.randint(2, (count,), generator=generator, dtype=torch.int8) * 2 - 1
         return places, signs
 
-    def project(self, keys: Sequence[AccumulatorKey], tally: Tally) -> np.ndarray:
-        """[n, m] float64; the error of the squared lengths goes into the tally."""
+    def project(self, keys: Sequence[AccumulatorKey], counters: WorkCounters) -> np.ndarray:
+        """[n, m] float64; the error of the squared lengths goes into the counters."""
         result = torch.zeros(len(keys), self._dimension, dtype=torch.float64)
         errors = 0.0
         for row, flats in zip(result, self._store.read(keys), strict=True):
@@ -147,8 +149,8 @@ class Sketch:
                 row.index_add_(0, places, elements * signs)
                 length += float(elements @ elements)
             errors += abs(float(row @ row) / length - 1.0) if length else 0.0
-        tally.extra["salt_sketched"] = tally.extra.get("salt_sketched", 0.0) + len(keys)
-        tally.extra["salt_sketch_error"] = tally.extra.get("salt_sketch_error", 0.0) + errors
+        counters.extra["salt_sketched"] = counters.extra.get("salt_sketched", 0.0) + len(keys)
+        counters.extra["salt_sketch_error"] = counters.extra.get("salt_sketch_error", 0.0) + errors
         return result.numpy() * self._store.unit
 
 
@@ -165,7 +167,7 @@ def _with_coefficients(fold: Fold, new: dict[AccumulatorKey, float]) -> Fold:
     return Fold(item=fold.item, update=fold.update, terms=terms, free=fold.free)
 
 
-def _note(found: Geometry, tally: Tally) -> None:
+def _note(found: Geometry, counters: WorkCounters) -> None:
     """Sums over geometries, so that any layout adds them up alike; `_max` are maxima."""
     sums = {
         "salt_geometries": 1.0,
@@ -175,6 +177,6 @@ def _note(found: Geometry, tally: Tally) -> None:
         **{f"salt_spectrum_{number}": share for number, share in enumerate(found.spectrum)},
     }
     for name, value in sums.items():
-        tally.extra[name] = tally.extra.get(name, 0.0) + value
+        counters.extra[name] = counters.extra.get(name, 0.0) + value
     for name, value in (("salt_cancellation_max", found.cancellation), ("salt_factor_max", found.factor)):
-        tally.extra[name] = max(tally.extra.get(name, value), value)
+        counters.extra[name] = max(counters.extra.get(name, value), value)

@@ -24,21 +24,21 @@ from megathunder.config.streaming import ReleaseName
 from megathunder.errors import ConfigError
 from megathunder.learner.accumulators.store import AccumulatorStore
 from megathunder.learner.parallel import Layout
-from megathunder.learner.passes.backward import Runner, Tally
+from megathunder.learner.passes.backward import Runner, WorkCounters
 from megathunder.learner.passes.gradient_geometry import GradientGeometry
-from megathunder.learner.passes.packing import Piece, whole_rows
+from megathunder.learner.passes.packing import PackedRow, whole_rows
 from megathunder.learner.passes.prefix.eager import EagerTurns
 from megathunder.learner.passes.prefix.forward import ForwardTurns
 from megathunder.learner.passes.prefix.prompt import SharedPrompts, share_prompts
-from megathunder.learner.passes.reference_policies import OtherPolicies
+from megathunder.learner.passes.reference_policies import ReferencePolicies
 from megathunder.types import Differentiate, Fold, TrainRow
 
 
-class Release:
+class GradientRunner:
     """One of the lines of the table, chosen by the configuration, or by a command of a comparison of releases."""
 
     def __init__(
-        self, config: Config, layout: Layout, runner: Runner, store: AccumulatorStore, others: OtherPolicies
+        self, config: Config, layout: Layout, runner: Runner, store: AccumulatorStore, others: ReferencePolicies
     ) -> None:
         check_learner_release(config)
         self._others = others
@@ -51,7 +51,7 @@ class Release:
         self._geometry = GradientGeometry.of(config, store)
         self._turns = self._turns_of(self._release)
 
-    def differentiate(self, command: Differentiate, tally: Tally) -> None:
+    def differentiate(self, command: Differentiate, counters: WorkCounters) -> None:
         """Add the gradient of the command's rows to its target (or hold their forward passes)."""
         if command.release and command.release != self._release:
             self._change(command.release)
@@ -65,34 +65,34 @@ class Release:
         dealt = self._deal(command.rows)
         mine = dealt[self._layout.cell_replica % len(dealt)]
         if not self._store.arithmetic.exact:
-            self._run(with_rows(command, mine), tally)
+            self._run(with_rows(command, mine), counters)
             return
         for turn in range(max(map(len, dealt))):  # as many turns on every replica: each may scatter its accumulator
-            self._run_exactly(command, mine[turn : turn + 1], tally)
+            self._run_exactly(command, mine[turn : turn + 1], counters)
 
-    def score(self, rows: Sequence[TrainRow], tally: Tally) -> tuple[float, ...]:
+    def score(self, rows: Sequence[TrainRow], counters: WorkCounters) -> tuple[float, ...]:
         """sum_t (log pi_engine - log pi_ref) of each row; on every replica of the cell, and 0 before the last stage."""
         pieces = whole_rows(rows, weightless=True)
-        found = self._runner.divergences(pieces, self._others.reference, tally) if pieces else []
+        found = self._runner.divergences(pieces, self._others.reference, counters) if pieces else []
         by_row = {id(piece.row): value for piece, value in zip(pieces, found, strict=True)}
         return tuple(by_row.get(id(row), 0.0) for row in rows)
 
-    def fold(self, command: Fold, tally: Tally) -> None:
-        """Fold the accumulators, and what they owe to shared prompts."""
-        if self._geometry and (command := self._geometry.fold(command, tally)) is None:
+    def fold(self, command: Fold, counters: WorkCounters) -> None:
+        """Fold the accumulators, and what they defer to shared prompts."""
+        if self._geometry and (command := self._geometry.fold(command, counters)) is None:
             return
         self._store.fold(command)
         if self._prompts:
             self._prompts.fold(command)
             with self._store.collect(BATCH):
-                self._prompts.settle(tally)
+                self._prompts.settle(counters)
 
-    def finish(self, tally: Tally) -> None:
-        """Settle what is still owed before the step; chains that never ended are dropped."""
+    def finish(self, counters: WorkCounters) -> None:
+        """Replay what is still deferred before the step; chains that never ended are dropped."""
         if self._prompts:
             with self._store.collect(BATCH):
-                self._prompts.settle(tally, everything=True)
-        for fold in self._geometry.finish(tally) if self._geometry else ():
+                self._prompts.settle(counters, everything=True)
+        for fold in self._geometry.finish(counters) if self._geometry else ():
             self._store.fold(fold)
         self.clear()
         self._store.layout.point_home()
@@ -132,41 +132,41 @@ class Release:
             dealt[at % replicas].append(row)
         return dealt
 
-    def _run(self, command: Differentiate, tally: Tally, coefficient: float = 1.0) -> None:
+    def _run(self, command: Differentiate, counters: WorkCounters, coefficient: float = 1.0) -> None:
         if isinstance(self._turns, ForwardTurns) and not command.last:
-            self._turns.differentiate(command, tally)
+            self._turns.differentiate(command, counters)
             return
         with self._store.collect(command.target, features=command.features, coefficient=coefficient):
             if self._turns:
-                self._turns.differentiate(command, tally)
+                self._turns.differentiate(command, counters)
             elif self._prompts:
-                self._prompts.differentiate(command, tally)
+                self._prompts.differentiate(command, counters)
             else:
-                self._whole(command, tally)
+                self._whole(command, counters)
         if self._adds_divergence and not self._kl_together(command):
-            self._divergence(command, tally)
+            self._divergence(command, counters)
 
-    def _whole(self, command: Differentiate, tally: Tally) -> None:
+    def _whole(self, command: Differentiate, counters: WorkCounters) -> None:
         together = self._kl_together(command)
-        if pieces := self._pieces(command.rows, tally, weightless=together):
+        if pieces := self._pieces(command.rows, counters, weightless=together):
             reference = self._others.reference if together else None
-            self._runner.differentiate(pieces, tally, old=self._others.old, reference=reference)
+            self._runner.differentiate(pieces, counters, old=self._others.old, reference=reference)
 
     def _kl_together(self, command: Differentiate) -> bool:
         """Whether the KL term rides on the backward pass of the rows: where their weight is known and in the loss."""
         known = command.target == BATCH and not self._store.arithmetic.exact
         return self._adds_divergence and known
 
-    def _divergence(self, command: Differentiate, tally: Tally) -> None:
+    def _divergence(self, command: Differentiate, counters: WorkCounters) -> None:
         """The KL term alone, into the batch: the rows' own target waits for a coefficient that it must not get."""
         rows = [with_scale(row, 0.0) for row in command.rows]
-        if pieces := self._pieces(rows, tally, weightless=True):
+        if pieces := self._pieces(rows, counters, weightless=True):
             with self._store.collect(BATCH):
-                self._runner.differentiate(pieces, tally, reference=self._others.reference, again=True)
+                self._runner.differentiate(pieces, counters, reference=self._others.reference, again=True)
 
-    def _pieces(self, rows: Sequence[TrainRow], tally: Tally, *, weightless: bool = False) -> list[Piece]:
+    def _pieces(self, rows: Sequence[TrainRow], counters: WorkCounters, *, weightless: bool = False) -> list[PackedRow]:
         if self._pack_prompts:
-            return share_prompts(rows, tally, weightless=weightless)
+            return share_prompts(rows, counters, weightless=weightless)
         pieces = whole_rows(rows, weightless=weightless)
         replicas = self._layout.cell_replicas
         if not self._layout.tied or not pieces:
@@ -178,14 +178,14 @@ class Release:
         spare = min(pieces, key=lambda piece: piece.length)
         return mine + [replace(spare, trained=False, counted=False)] * (wanted - len(mine))
 
-    def _run_exactly(self, command: Differentiate, rows: Sequence[TrainRow], tally: Tally) -> None:
+    def _run_exactly(self, command: Differentiate, rows: Sequence[TrainRow], counters: WorkCounters) -> None:
         """One row, or none: backward with its own factor, or for the batch with factor 1 and its weight as an
         integer."""
         coefficient = 1.0
         if rows and command.target == BATCH and (command.last or not isinstance(self._turns, ForwardTurns)):
             coefficient, rows = rows[0].scale, [with_scale(rows[0], 1.0 if rows[0].scale else 0.0)]
-        tally.weight = coefficient
-        self._run(with_rows(command, rows), tally, coefficient)
+        counters.weight = coefficient
+        self._run(with_rows(command, rows), counters, coefficient)
 
 
 def with_rows(command: Differentiate, rows: Sequence[TrainRow]) -> Differentiate:

@@ -23,7 +23,7 @@ from megathunder.types import TrainRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class PackedRow:
     """Tokens [first, end) of `row`, placed by `span`; `trained` off: the row only supplies or receives context.
     `counted` off: a stand-in that adds nothing, run because other ranks wait for its collectives."""
 
@@ -43,7 +43,7 @@ class Piece:
 class MicroBatch:
     """R rows, T tokens (padding included), N trained tokens."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PackedRow, ...]
     token_ids: Tensor  # [1, T]
     context: AttentionContext
     row_of: Tensor  # [N] which piece
@@ -95,7 +95,7 @@ def last_computed(row: TrainRow, *, keep_all: bool) -> int:
     return first
 
 
-def whole_rows(rows: Sequence[TrainRow], *, weightless: bool = False) -> list[Piece]:
+def whole_rows(rows: Sequence[TrainRow], *, weightless: bool = False) -> list[PackedRow]:
     """Rows from their first token, no context; rows that cannot add to a gradient are left out (those of scale 0 not
     if `weightless`)."""
     pieces = []
@@ -103,11 +103,11 @@ def whole_rows(rows: Sequence[TrainRow], *, weightless: bool = False) -> list[Pi
         check_row(row)
         end = last_computed(row, keep_all=False) if row.scale or weightless else 0
         if end > 0:
-            pieces.append(Piece(row=row, first=0, end=end, span=RowSpan(length=end)))
+            pieces.append(PackedRow(row=row, first=0, end=end, span=RowSpan(length=end)))
     return pieces
 
 
-def pack(pieces: Sequence[Piece], device: torch.device, *, dtype: torch.dtype, pad_to: int = 1) -> MicroBatch:
+def pack(pieces: Sequence[PackedRow], device: torch.device, *, dtype: torch.dtype, pad_to: int = 1) -> MicroBatch:
     """Lay `pieces` end to end. `dtype` is that of the loss arithmetic; T is padded to a multiple of `pad_to`."""
     context = AttentionContext.of([p.span for p in pieces], device, pad_to=pad_to)
     ids = np.zeros(context.tokens, dtype=np.int64)

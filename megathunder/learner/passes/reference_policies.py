@@ -45,14 +45,14 @@ class FrozenCopy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OtherPolicies:
+class ReferencePolicies:
     """`reference` is the policy as it was loaded, `old` that of the update before; None where nothing needs them."""
 
     reference: FrozenCopy | None = None
     old: FrozenCopy | None = None
 
     @classmethod
-    def of(cls, config: Config, parameters: Sequence[torch.nn.Parameter]) -> OtherPolicies:
+    def of(cls, config: Config, parameters: Sequence[torch.nn.Parameter]) -> ReferencePolicies:
         """What `config` needs."""
         objective = build_objective(config)
         delayed = RULES[config.schedule].samples_ahead and objective.token_terms.old_by_learner
@@ -61,7 +61,7 @@ class OtherPolicies:
             old=FrozenCopy(parameters) if delayed else None,
         )
 
-    def before_step(self) -> None:
+    def refresh_old_policy(self) -> None:
         """The weights are about to move: what samples next is one step behind them."""
         if self.old:
             self.old.refresh()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from megathunder.errors import WAY_ON, InfrastructureFailure, MegathunderError, system_error, system_words
+from megathunder.errors import RESUME_HINT, InfrastructureFailure, MegathunderError, describe_os_error, system_error
 from megathunder.learner.transport.link import CellLink, now_s
 from megathunder.types import Command, Done, Failed, Shutdown, WorkStats
 
@@ -53,5 +53,5 @@ def _words(error: Exception, command: Command) -> str:
     if isinstance(error, MegathunderError):
         return str(error)
     if refused := system_error(error):
-        return system_words(refused, Path(getattr(command, "folder", ".")), WAY_ON)
+        return describe_os_error(refused, Path(getattr(command, "folder", ".")), RESUME_HINT)
     return f"{error}\n{''.join(traceback.format_exception(error))}"

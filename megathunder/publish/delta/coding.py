@@ -44,7 +44,7 @@ class Coding(str, Enum):
     LOW_RANK = "low_rank"  # factors of a merge with frozen weights (`engine/base.py`), `changed` of them
 
 
-class Coded(msgspec.Struct, frozen=True, kw_only=True):
+class EncodedTensor(msgspec.Struct, frozen=True, kw_only=True):
     """What decoding needs beside the streams: `sizes` are their bytes, in the order of the module's table."""
 
     coding: Coding
@@ -63,24 +63,24 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     absolute: bool = False
 
 
-def encode(old: np.ndarray, new: np.ndarray, positions: np.ndarray | None = None) -> tuple[Coded, list[bytes]]:
+def encode(old: np.ndarray, new: np.ndarray, positions: np.ndarray | None = None) -> tuple[EncodedTensor, list[bytes]]:
     """`old`, `new` [N], both uint16 or both uint32: the shortest of the codings and its streams. `positions`: where
     they differ, if that is known."""
     positions = np.flatnonzero(old != new) if positions is None else positions
     if not positions.size:
-        return Coded(coding=Coding.SAME), []
+        return EncodedTensor(coding=Coding.SAME), []
     if positions.size <= SPARSE_BELOW * new.size and new.size < MAX_ELEMENTS:
         coded, streams = _sparse(positions, new[positions] - old[positions], new.size)
     else:
         streams, escapes = _values(_fold(new - old))
-        coded = Coded(coding=Coding.SHIFTED, changed=positions.size, escapes=escapes, sizes=_sizes(streams))
+        coded = EncodedTensor(coding=Coding.SHIFTED, changed=positions.size, escapes=escapes, sizes=_sizes(streams))
     if sum(coded.sizes) >= new.nbytes:
         streams = [new.tobytes()]
-        coded = Coded(coding=Coding.DENSE, changed=positions.size, sizes=_sizes(streams))
+        coded = EncodedTensor(coding=Coding.DENSE, changed=positions.size, sizes=_sizes(streams))
     return coded, streams
 
 
-def decode(coded: Coded, data: memoryview, elements: int, word: np.dtype) -> Change:
+def decode(coded: EncodedTensor, data: memoryview, elements: int, word: np.dtype) -> Change:
     """The change of a tensor of `elements` words. Raises ValueError for streams that do not fit the description."""
     streams = _cut(data, coded.sizes)
     if coded.coding is Coding.LOW_RANK:
@@ -102,14 +102,14 @@ def decode(coded: Coded, data: memoryview, elements: int, word: np.dtype) -> Cha
     return Change(words=_unfold(folded + word.type(1)), positions=positions)
 
 
-def _sparse(positions: np.ndarray, difference: np.ndarray, elements: int) -> tuple[Coded, list[bytes]]:
+def _sparse(positions: np.ndarray, difference: np.ndarray, elements: int) -> tuple[EncodedTensor, list[bytes]]:
     gaps = np.diff(positions, prepend=-1) - 1
     low_bits = max(0, int(np.log2(elements / positions.size)) - 4)
     low = [np.packbits(((gaps >> bit) & 1).astype(np.uint8)).tobytes() for bit in range(low_bits)]
     high = _planes((gaps >> low_bits).astype(np.uint32))
     values, escapes = _values(_fold(difference) - difference.dtype.type(1))
     streams = [*low, *high, *values]
-    coded = Coded(
+    coded = EncodedTensor(
         coding=Coding.SPARSE,
         changed=positions.size,
         low_bits=low_bits,

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megathunder.publish.bits import dtype_name, word_of, words
+from megathunder.publish.bits import as_uint, dtype_name, uint_dtype
 from megathunder.publish.checksum import MASK, changed_checksum, tensor_checksum
 from megathunder.publish.delta.apply import apply_change
 from megathunder.publish.delta.coding import Coding, decode, encode
@@ -89,7 +89,9 @@ class Snapshot:
         opened = open_payload(memoryview(encoded.data))
         for piece, data in opened.parts():
             if piece.coded.coding is not Coding.SAME:
-                apply_change(self.tensors[piece.name], decode(piece.coded, data, piece.elements, word_of(piece.dtype)))
+                apply_change(
+                    self.tensors[piece.name], decode(piece.coded, data, piece.elements, uint_dtype(piece.dtype))
+                )
         self._checksums = encoded.checksums
         self.version, self.checksum = opened.header.target, opened.header.checksum
 
@@ -108,7 +110,7 @@ class Snapshot:
         old = self.tensors[name]
         if old.shape != new.shape or old.dtype != new.dtype:
             raise ValueError(f"{name} was {old.dtype} {tuple(old.shape)}, is {new.dtype} {tuple(new.shape)}")
-        shape, before, after = tuple(new.shape), words(old), words(new)
+        shape, before, after = tuple(new.shape), as_uint(old), as_uint(new)
         positions = np.flatnonzero(before != after)
         coded, streams = encode(before, after, positions)
         moved = None

@@ -17,7 +17,7 @@ from torch import Tensor
 from megathunder.learner.model.low_rank import merge
 from megathunder.publish.bits import FLOATS
 from megathunder.publish.delta.coding import Coding
-from megathunder.publish.engine.fused_layout import Place, Places
+from megathunder.publish.engine.fused_layout import FusedLayout, ShardView
 from megathunder.publish.payload import Header, PayloadError, Piece
 
 
@@ -29,7 +29,7 @@ class Base:
     parts: dict[str, Tensor]
 
     @classmethod
-    def keep(cls, header: Header, places: Places) -> Base:
+    def keep(cls, header: Header, places: FusedLayout) -> Base:
         """A copy of what the header marks as adapted."""
         names = [piece.name for piece in header.pieces if is_adapted(piece)]
         return cls(checksum=header.checksum, parts={name: places[name].view.to("cpu", copy=True) for name in names})
@@ -39,7 +39,7 @@ class Base:
         adapted = {piece.name for piece in header.pieces if is_adapted(piece)}
         return self.checksum == header.base_checksum and adapted <= self.parts.keys()
 
-    def merge(self, piece: Piece, data: memoryview, place: Place, header: Header) -> None:
+    def merge(self, piece: Piece, data: memoryview, place: ShardView, header: Header) -> None:
         """Write the merged weights of one tensor."""
         if not place.view.numel():
             return

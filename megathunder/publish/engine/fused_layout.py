@@ -35,7 +35,7 @@ VOCABULARY = re.compile(r"(.*\.)?(embed_tokens|lm_head)\.weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ShardView:
     """`view` is this rank's part of the tensor, at `row` and `column` of the whole; `counts` is false for a copy that
     another rank's checksum already covers."""
 
@@ -45,8 +45,8 @@ class Place:
     counts: bool = True
 
 
-class Places:
-    """Places of `pieces` in `parameters`, of tensor-parallel rank `rank` of `ranks`."""
+class FusedLayout:
+    """FusedLayout of `pieces` in `parameters`, of tensor-parallel rank `rank` of `ranks`."""
 
     def __init__(
         self, parameters: Mapping[str, Tensor], pieces: Sequence[Piece], *, rank: int = 0, ranks: int = 1
@@ -56,7 +56,7 @@ class Places:
         self._covered: dict[str, int] = {}
         self._places = {piece.name: self._find(piece) for piece in pieces}
 
-    def __getitem__(self, name: str) -> Place:
+    def __getitem__(self, name: str) -> ShardView:
         return self._places[name]
 
     def check_complete(self) -> None:
@@ -69,7 +69,7 @@ class Places:
                 f"the engine's {name} has {parameter.numel()} elements, of which the message describes {covered}"
             )
 
-    def _find(self, piece: Piece) -> Place:
+    def _find(self, piece: Piece) -> ShardView:
         if expert := EXPERT.fullmatch(piece.name):
             target, view, offset = self._expert(piece, *expert.groups())
         elif (fusable := FUSABLE.fullmatch(piece.name)) and piece.name not in self._parameters:
@@ -113,20 +113,20 @@ class Places:
         start = sum(local[: parts.index(part)])
         return target, whole[start : start + local[parts.index(part)]], offset
 
-    def _shard(self, piece: Piece, view: Tensor, offset: int | None) -> Place:
+    def _shard(self, piece: Piece, view: Tensor, offset: int | None) -> ShardView:
         have, want, rank, ranks = tuple(view.shape), piece.shape, self._rank, self._ranks
         if have == want:
-            return Place(view=view, counts=rank == 0)
+            return ShardView(view=view, counts=rank == 0)
         if VOCABULARY.fullmatch(piece.name) and have[1:] == want[1:] and have[0] * ranks >= want[0]:
             row = rank * have[0]
-            return Place(view=view[: max(0, min(have[0], want[0] - row))], row=row)
+            return ShardView(view=view[: max(0, min(have[0], want[0] - row))], row=row)
         if offset is not None and have[1:] == want[1:] and want[0] % have[0] == 0:
             copies = have[0] * ranks // want[0]
-            return Place(view=view, row=offset, counts=rank % copies == 0)
+            return ShardView(view=view, row=offset, counts=rank % copies == 0)
         if have[1:] == want[1:] and have[0] * ranks == want[0]:
-            return Place(view=view, row=rank * have[0])
+            return ShardView(view=view, row=rank * have[0])
         if have[:-1] == want[:-1] and have[-1] * ranks == want[-1]:
-            return Place(view=view, column=rank * have[-1])
+            return ShardView(view=view, column=rank * have[-1])
         raise PayloadError(f"{piece.name} is {want}; this engine's part is {have} on rank {rank} of {ranks}")
 
     def _trimmed(self, view: Tensor, piece: Piece) -> Tensor:

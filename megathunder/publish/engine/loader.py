@@ -1,13 +1,13 @@
 """Our weight loader inside a rollout server: receive, check, write in place, check again, remember what to answer.
 
-    receive -> open (digests) -> base -> places -> write -> checksum over the engine's own parameters -> Held
+    receive -> open (digests) -> base -> places -> write -> checksum over the engine's own parameters -> ServerWeights
 
 With tensor parallelism every rank does it for its part; they agree before the first writes, and on the outcome.
 
 Everything up to `write` leaves the weights as they were, so a message that is refused changes nothing. A message that
 fails later leaves the server without a version: it will be sent the full weights. Called by the server through
-`--custom-weight-loader`; it never raises, since an exception there would end the server: what went wrong is in `Held`,
-which the sender asks for afterwards.
+`--custom-weight-loader`; it never raises, since an exception there would end the server: what went wrong is in
+`ServerWeights`, which the sender asks for afterwards.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _world
 
-from megathunder.publish.bits import word_of
+from megathunder.publish.bits import uint_dtype
 from megathunder.publish.checksum import MASK, piece_checksum
 from megathunder.publish.delta.apply import apply_change
 from megathunder.publish.delta.coding import Change, Coding, decode
 from megathunder.publish.engine.base import Base, check_factors, is_adapted
-from megathunder.publish.engine.fused_layout import Place, Places
+from megathunder.publish.engine.fused_layout import FusedLayout, ShardView
 from megathunder.publish.envelope import (
     ACKNOWLEDGEMENT,
     ENVELOPE,
     Envelope,
-    Held,
     InFile,
     InGroup,
     Inline,
+    ServerWeights,
     as_parameter,
     from_tensor,
 )
@@ -84,7 +84,7 @@ class Shards:
 def load(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
     """Act on the one envelope in `named_tensors`; the answer is kept on `model` until the next one."""
     started = time.monotonic()
-    before: Held = getattr(model, STATE, Held(serial=-1))
+    before: ServerWeights = getattr(model, STATE, ServerWeights(serial=-1))
     held = msgspec.structs.replace(before, serial=-1, changed=False, error="the message has no envelope")
     try:
         envelope = from_tensor(dict(named_tensors)[ENVELOPE])
@@ -99,7 +99,7 @@ def load(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
     model.get_weights_by_name = functools.partial(_answer, model, type(model))
 
 
-def _act(model: nn.Module, envelope: Envelope, before: Held) -> Held:
+def _act(model: nn.Module, envelope: Envelope, before: ServerWeights) -> ServerWeights:
     shards, opened, places, error = Shards(), None, None, ""
     base: Base | None = getattr(model, BASE, None)
     try:
@@ -124,8 +124,8 @@ def _act(model: nn.Module, envelope: Envelope, before: Held) -> Held:
     return _concluded(opened.header, held, shards.sum(own_checksum), changed=writes)
 
 
-def _check(model: nn.Module, header: Header, before: Held, shards: Shards, base: Base | None) -> Places:
-    """Places for every piece. Raises PayloadError where the message does not fit these weights."""
+def _check(model: nn.Module, header: Header, before: ServerWeights, shards: Shards, base: Base | None) -> FusedLayout:
+    """FusedLayout for every piece. Raises PayloadError where the message does not fit these weights."""
     held, based = (before.version, before.checksum), (header.base, header.base_checksum)
     if header.action is Action.APPLY and held != based:
         raise PayloadError(
@@ -142,13 +142,13 @@ def _check(model: nn.Module, header: Header, before: Held, shards: Shards, base:
     if header.action in (Action.ADOPT, Action.APPLY) and header.target != NO_VERSION:
         _check_version(header, before)
     parameters = dict(model.named_parameters())
-    places = Places(parameters, header.pieces, rank=shards.rank, ranks=shards.ranks)
+    places = FusedLayout(parameters, header.pieces, rank=shards.rank, ranks=shards.ranks)
     if header.action is not Action.FILL:
         places.check_complete()
     return places
 
 
-def _check_version(header: Header, before: Held) -> None:
+def _check_version(header: Header, before: ServerWeights) -> None:
     if header.target < before.version:
         raise PayloadError(f"version {header.target} after version {before.version}; versions only grow")
     if header.target == before.version and header.checksum != before.checksum:
@@ -162,20 +162,20 @@ def _writes(piece: Piece) -> bool:
     return piece.coded is not None and piece.coded.coding is not Coding.SAME
 
 
-def _write(opened: Opened, places: Places, base: Base | None) -> int:
+def _write(opened: Opened, places: FusedLayout, base: Base | None) -> int:
     """This rank's part of the checksum after writing; 0 where the action leaves the weights without a version."""
     header = opened.header
     for piece, data in opened.parts():
         if is_adapted(piece):
             base.merge(piece, data, places[piece.name], header)
         elif _writes(piece):
-            _put(piece, decode(piece.coded, data, piece.elements, word_of(piece.dtype)), places[piece.name])
+            _put(piece, decode(piece.coded, data, piece.elements, uint_dtype(piece.dtype)), places[piece.name])
     if header.action in WITHOUT_VERSION:
         return 0
     return sum(_checksum(piece, places[piece.name]) for piece in header.pieces)
 
 
-def _concluded(header: Header, held: Held, checksum: int, *, changed: bool) -> Held:
+def _concluded(header: Header, held: ServerWeights, checksum: int, *, changed: bool) -> ServerWeights:
     """What the server holds now; `checksum` is that of all ranks."""
     if header.action in WITHOUT_VERSION:
         return msgspec.structs.replace(held, version=-1, checksum=0, changed=changed)
@@ -185,7 +185,7 @@ def _concluded(header: Header, held: Held, checksum: int, *, changed: bool) -> H
     return msgspec.structs.replace(held, version=header.target, checksum=checksum, changed=changed)
 
 
-def _keep(model: nn.Module, header: Header, places: Places, held: Held, shards: Shards) -> Held:
+def _keep(model: nn.Module, header: Header, places: FusedLayout, held: ServerWeights, shards: Shards) -> ServerWeights:
     """Keep the engine's weights as the base, where they are the base; one that is kept already stays."""
     base: Base | None = getattr(model, BASE, None)
     if base is not None and base.has(header):
@@ -198,12 +198,12 @@ def _keep(model: nn.Module, header: Header, places: Places, held: Held, shards: 
     return held
 
 
-def _put(piece: Piece, change: Change, place: Place) -> None:
+def _put(piece: Piece, change: Change, place: ShardView) -> None:
     if place.view.numel():
         apply_change(place.view, change, piece.shape, row=place.row, column=place.column)
 
 
-def _checksum(piece: Piece, place: Place) -> int:
+def _checksum(piece: Piece, place: ShardView) -> int:
     if not place.counts or not place.view.numel():
         return 0
     return piece_checksum(piece.name, piece.shape, place.view, row=place.row, column=place.column)

@@ -21,12 +21,12 @@ from torch import Tensor
 from megathunder.errors import ConfigError, InfrastructureFailure
 from megathunder.learner.model.low_rank import merge
 from megathunder.publish.acknowledge import RefusedPayload, acknowledge, deliver
-from megathunder.publish.bits import dtype_name, published_dtype, words
+from megathunder.publish.bits import as_uint, dtype_name, published_dtype
 from megathunder.publish.checksum import MASK, tensor_checksum
-from megathunder.publish.delta.coding import Coded, Coding
+from megathunder.publish.delta.coding import Coding, EncodedTensor
 from megathunder.publish.envelope import Inline
 from megathunder.publish.payload import NO_VERSION, Action, Header, Piece, seal
-from megathunder.publish.publish_session import Round
+from megathunder.publish.publish_session import PublishSession
 from megathunder.publish.transports.base import Transport, Weights
 from megathunder.publish.transports.carriers import Carrier
 from megathunder.types import ServerAddress
@@ -61,7 +61,7 @@ class AdapterTransport:
                 remedy="set publish.lora = 'merged', or rollout.dtype to the learner's",
             )
 
-    def send(self, round: Round, servers: tuple[ServerAddress, ...], version: int, weights: Weights) -> int:
+    def send(self, round: PublishSession, servers: tuple[ServerAddress, ...], version: int, weights: Weights) -> int:
         """See `Transport.send`; `weights` are the adapters' matrices under PEFT's names. Returns the most that one
         server was sent."""
         factors = paired(weights)
@@ -94,7 +94,7 @@ class AdapterTransport:
         self._based |= set(round.live(servers))
         return sent + len(data)
 
-    def _begin(self, servers: Iterable[ServerAddress], round: Round, keep: bytes) -> int:
+    def _begin(self, servers: Iterable[ServerAddress], round: PublishSession, keep: bytes) -> int:
         """Have `servers` keep the base; the bytes that those without it had to be sent."""
         lacking: list[ServerAddress] = []
 
@@ -124,8 +124,8 @@ class AdapterTransport:
             coded = None
             if name in factors:
                 a, b = factors[name]
-                streams.append(words(a).tobytes() + words(b).tobytes())
-                coded = Coded(coding=Coding.LOW_RANK, changed=a.shape[0], sizes=(len(streams[-1]),))
+                streams.append(as_uint(a).tobytes() + as_uint(b).tobytes())
+                coded = EncodedTensor(coding=Coding.LOW_RANK, changed=a.shape[0], sizes=(len(streams[-1]),))
             pieces.append(Piece(name=name, dtype=dtype_name(tensor), shape=tuple(tensor.shape), coded=coded))
         header = Header(
             action=Action.MERGE,
@@ -138,7 +138,7 @@ class AdapterTransport:
 
     def _keep(self, header: Header) -> bytes:
         """The question whether a server's weights are the base, and the order to keep them."""
-        marked = Coded(coding=Coding.LOW_RANK)
+        marked = EncodedTensor(coding=Coding.LOW_RANK)
         pieces = (
             Piece(name=p.name, dtype=p.dtype, shape=p.shape, coded=marked if p.coded else None) for p in header.pieces
         )

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from megathunder.publish.publish_session import Round
+from megathunder.publish.publish_session import PublishSession
 from megathunder.publish.transports.base import Transport, Weights
 from megathunder.types import ServerAddress
 
@@ -36,7 +36,7 @@ class AutomaticTransport:
         self._first: Measured | None = None
         self._chosen: Transport | None = None
 
-    def send(self, round: Round, servers: tuple[ServerAddress, ...], version: int, weights: Weights) -> int:
+    def send(self, round: PublishSession, servers: tuple[ServerAddress, ...], version: int, weights: Weights) -> int:
         """See `Transport.send`."""
         started = time.monotonic()
         sent = (self._chosen or self._delta).send(round, servers, version, weights)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from megathunder.publish.publish_session import Round
+from megathunder.publish.publish_session import PublishSession
 from megathunder.types import ServerAddress
 
 Weights = Iterable[tuple[str, Tensor]]  # (engine-independent name, full tensor), in one order every time
@@ -16,7 +16,7 @@ Weights = Iterable[tuple[str, Tensor]]  # (engine-independent name, full tensor)
 class Transport(Protocol):
     """Sends full weights or changes."""
 
-    def send(self, round: Round, servers: tuple[ServerAddress, ...], version: int, weights: Weights) -> int:
+    def send(self, round: PublishSession, servers: tuple[ServerAddress, ...], version: int, weights: Weights) -> int:
         """Have every live server of `servers` hold `weights` as `version`, acknowledged; others are in `round.failed`.
 
         Exhausts `weights` whatever happens to the servers, since other ranks take part in producing them. Returns the

@@ -12,9 +12,9 @@ from typing import Protocol
 import torch
 
 from megathunder.publish.acknowledge import deliver
-from megathunder.publish.envelope import Held, InFile, InGroup, Inline
+from megathunder.publish.envelope import InFile, InGroup, Inline, ServerWeights
 from megathunder.publish.group import Pairs
-from megathunder.publish.publish_session import Round
+from megathunder.publish.publish_session import PublishSession
 from megathunder.publish.transports.folder import writing
 from megathunder.types import ServerAddress
 
@@ -22,7 +22,7 @@ from megathunder.types import ServerAddress
 class Carrier(Protocol):
     """Brings sealed bytes to a server's loader."""
 
-    async def carry(self, round: Round, server: ServerAddress, data: bytes) -> Held:
+    async def carry(self, round: PublishSession, server: ServerAddress, data: bytes) -> ServerWeights:
         """The loader's answer. Raises RefusedPayload or InfrastructureFailure."""
         ...
 
@@ -30,7 +30,7 @@ class Carrier(Protocol):
 class HttpCarrier:
     """In the body of the request."""
 
-    async def carry(self, round: Round, server: ServerAddress, data: bytes) -> Held:
+    async def carry(self, round: PublishSession, server: ServerAddress, data: bytes) -> ServerWeights:
         return await deliver(round, server, Inline(data=data))
 
 
@@ -40,7 +40,7 @@ class GroupCarrier:
     def __init__(self, pairs: Pairs, device: torch.device) -> None:
         self._pairs, self._device = pairs, device
 
-    async def carry(self, round: Round, server: ServerAddress, data: bytes) -> Held:
+    async def carry(self, round: PublishSession, server: ServerAddress, data: bytes) -> ServerWeights:
         await self._pairs.join(round.control, server, round.info[server].tp_size)
         tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
         told = deliver(round, server, InGroup(group=self._pairs[server].name, size=len(data)))
@@ -53,7 +53,7 @@ class FolderCarrier:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    async def carry(self, round: Round, server: ServerAddress, data: bytes) -> Held:
+    async def carry(self, round: PublishSession, server: ServerAddress, data: bytes) -> ServerWeights:
         final, partial = self._folder / f"{server.name}.delta", self._folder / f".{server.name}.partial"
         with writing(self._folder, partial):
             partial.write_bytes(data)

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from megathunder.publish.acknowledge import RefusedPayload, confirm
 from megathunder.publish.delta.snapshot import Encoded, Snapshot
-from megathunder.publish.publish_session import Round
+from megathunder.publish.publish_session import PublishSession
 from megathunder.publish.transports.base import Transport, Weights
 from megathunder.publish.transports.carriers import Carrier
 from megathunder.types import ServerAddress
@@ -35,7 +35,7 @@ class DeltaTransport:
         self._held: dict[ServerAddress, tuple[int, int]] = {}  # version and checksum a server acknowledged
         self.changed = 0  # elements, in the last publication
 
-    def send(self, round: Round, servers: tuple[ServerAddress, ...], version: int, weights: Weights) -> int:
+    def send(self, round: PublishSession, servers: tuple[ServerAddress, ...], version: int, weights: Weights) -> int:
         """See `Transport.send`."""
         self._settle()
         if self._snapshot.version < 0:
@@ -62,7 +62,9 @@ class DeltaTransport:
         if moving is not None:
             moving.result()
 
-    def _send_change(self, round: Round, servers: tuple[ServerAddress, ...], encoded: Encoded) -> set[ServerAddress]:
+    def _send_change(
+        self, round: PublishSession, servers: tuple[ServerAddress, ...], encoded: Encoded
+    ) -> set[ServerAddress]:
         """Servers that refused; those that failed are in `round.failed`."""
         refused: set[ServerAddress] = set()
 
@@ -78,7 +80,7 @@ class DeltaTransport:
         round.each(one, servers)
         return refused
 
-    def _remember(self, round: Round, servers: tuple[ServerAddress, ...], held: tuple[int, int]) -> None:
+    def _remember(self, round: PublishSession, servers: tuple[ServerAddress, ...], held: tuple[int, int]) -> None:
         for server in servers:
             for known in [known for known in self._held if known.name == server.name]:
                 del self._held[known]

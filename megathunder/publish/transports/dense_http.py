@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from megathunder.publish.acknowledge import Manifest, adopt_everywhere, deliver
-from megathunder.publish.bits import dtype_name, words
-from megathunder.publish.delta.coding import Coded, Coding
+from megathunder.publish.bits import as_uint, dtype_name
+from megathunder.publish.delta.coding import Coding, EncodedTensor
 from megathunder.publish.envelope import Inline
 from megathunder.publish.payload import Action, Header, Piece, seal
-from megathunder.publish.publish_session import Round
+from megathunder.publish.publish_session import PublishSession
 from megathunder.publish.transports.base import Weights
 from megathunder.types import ServerAddress
 
@@ -28,7 +28,7 @@ class FillingTransport:
     def __init__(self, *, bucket_bytes: int) -> None:
         self._bucket_bytes = bucket_bytes
 
-    def send(self, round: Round, servers: tuple[ServerAddress, ...], version: int, weights: Weights) -> int:
+    def send(self, round: PublishSession, servers: tuple[ServerAddress, ...], version: int, weights: Weights) -> int:
         """See `Transport.send`."""
         manifest = Manifest()
         travelling = None
@@ -62,8 +62,8 @@ class FillingTransport:
 def _seal(held: list[tuple[str, Tensor]]) -> bytes:
     pieces, streams = [], []
     for name, tensor in held:
-        data = words(tensor).tobytes()
-        coded = Coded(coding=Coding.DENSE, changed=tensor.numel(), sizes=(len(data),))
+        data = as_uint(tensor).tobytes()
+        coded = EncodedTensor(coding=Coding.DENSE, changed=tensor.numel(), sizes=(len(data),))
         pieces.append(Piece(name=name, dtype=dtype_name(tensor), shape=tuple(tensor.shape), coded=coded))
         streams.append(data)
     return seal(Header(action=Action.FILL, pieces=tuple(pieces)), streams)

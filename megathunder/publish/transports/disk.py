@@ -13,7 +13,7 @@ from pathlib import Path
 
 from megathunder.learner.model.weights.hf_files import HfWriter, copy_description
 from megathunder.publish.acknowledge import Manifest, adopt_everywhere
-from megathunder.publish.publish_session import Round
+from megathunder.publish.publish_session import PublishSession
 from megathunder.publish.transports.base import Weights
 from megathunder.publish.transports.folder import writing
 from megathunder.types import ServerAddress
@@ -25,7 +25,7 @@ class DiskTransport:
     def __init__(self, folder: Path, model: Path, *, checksum: bool = True) -> None:
         self._folder, self._model, self._checksum = folder, model, checksum
 
-    def send(self, round: Round, servers: tuple[ServerAddress, ...], version: int, weights: Weights) -> int:
+    def send(self, round: PublishSession, servers: tuple[ServerAddress, ...], version: int, weights: Weights) -> int:
         """See `Transport.send`."""
         manifest = Manifest()
         written = self._write(manifest, version, weights)

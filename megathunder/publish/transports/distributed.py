@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from megathunder.publish.acknowledge import Manifest, adopt_everywhere
 from megathunder.publish.buckets import Bucket, buckets
 from megathunder.publish.group import Pairs
-from megathunder.publish.publish_session import Round
+from megathunder.publish.publish_session import PublishSession
 from megathunder.publish.transports.base import Weights
 from megathunder.types import ServerAddress
 
@@ -25,7 +25,7 @@ class DistributedTransport:
     def __init__(self, pairs: Pairs, *, bucket_bytes: int, checksum: bool = True) -> None:
         self._pairs, self._bucket_bytes, self._checksum = pairs, bucket_bytes, checksum
 
-    def send(self, round: Round, servers: tuple[ServerAddress, ...], version: int, weights: Weights) -> int:
+    def send(self, round: PublishSession, servers: tuple[ServerAddress, ...], version: int, weights: Weights) -> int:
         """See `Transport.send`."""
         round.each(lambda server: self._pairs.join(round.control, server, round.info[server].tp_size), servers)
         manifest = Manifest()
@@ -39,7 +39,7 @@ class DistributedTransport:
         adopt_everywhere(round, servers, manifest, version, checksum=self._checksum)
         return manifest.payload_bytes
 
-    def _start(self, round: Round, servers: tuple[ServerAddress, ...], bucket: Bucket) -> Future[None]:
+    def _start(self, round: PublishSession, servers: tuple[ServerAddress, ...], bucket: Bucket) -> Future[None]:
         async def one(server: ServerAddress) -> None:
             told = round.control.update_from_distributed(
                 server,

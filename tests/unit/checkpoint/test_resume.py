@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from megathunder.checkpoint.folder import begin, commit
-from megathunder.checkpoint.resume import find_resumption, nothing_to_resume, way_on
+from megathunder.checkpoint.resume import find_resumption, nothing_to_resume, resume_hint
 from megathunder.checkpoint.state import ControlState, RunState, read_state, write_state
 from megathunder.config import Config
 from megathunder.errors import ConfigError, UserError
@@ -79,9 +79,9 @@ def test_resumptions_are_kept_but_those_that_were_taken_back(tmp_path: Path) -> 
 
 
 def test_a_run_that_ended_too_early_is_told_where_it_can_go_on_from(tmp_path: Path) -> None:
-    assert way_on(tmp_path) == "no checkpoint was saved (run.checkpoint_every); --run.overwrite starts anew"
+    assert resume_hint(tmp_path) == "no checkpoint was saved (run.checkpoint_every); --run.overwrite starts anew"
     folder = save(tmp_path, Config(), state())
-    assert way_on(tmp_path) == f"the last checkpoint is {folder}; --run.resume goes on from it"
+    assert resume_hint(tmp_path) == f"the last checkpoint is {folder}; --run.resume goes on from it"
 
 
 @pytest.mark.parametrize(

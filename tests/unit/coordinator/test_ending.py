@@ -16,7 +16,7 @@ import pytest
 from test_loop import settings
 
 from megathunder.coordinator.coordinator import Coordinator
-from megathunder.coordinator.shutdown import Ending
+from megathunder.coordinator.shutdown import ShutdownHandler
 from megathunder.launch import CoordinatorProcess, killed
 from megathunder.metrics.run_folder import RunFolder
 from tools.torchrun import _ranks
@@ -29,7 +29,7 @@ def ended(folder: Path, parent: int) -> int:
     """The status of work that gets two SIGTERM before there is a run to stop."""
 
     async def work() -> int:
-        ending = Ending(asyncio.current_task(), parent, 5.0, RunFolder(folder))  # type: ignore[arg-type]
+        ending = ShutdownHandler(asyncio.current_task(), parent, 5.0, RunFolder(folder))  # type: ignore[arg-type]
         try:
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGTERM)

@@ -13,7 +13,7 @@ from test_loop import settings
 from megathunder import launch
 from megathunder.config.toml import to_toml
 from megathunder.coordinator import process
-from megathunder.errors import system_error, system_words
+from megathunder.errors import describe_os_error, system_error
 from megathunder.learner.checkpoint import checkpoint_status
 from megathunder.learner.transport import worker
 from megathunder.tracing import Recorder
@@ -91,10 +91,10 @@ def test_a_rank_tells_on_a_full_disk_in_the_room_it_has_taken_before(tmp_path: P
     checkpoint_status.reserve(tmp_path, 3)
     (file,) = tmp_path.iterdir()
     before = file.stat()
-    checkpoint_status.tell(tmp_path, 3, "it is full")
+    checkpoint_status.write(tmp_path, 3, "it is full")
     after = (tmp_path / "written_00003").stat()
     assert (after.st_ino, after.st_size, after.st_blocks) == (before.st_ino, before.st_size, before.st_blocks)
-    assert checkpoint_status.heard(tmp_path) == {3: "it is full"}
+    assert checkpoint_status.read_all(tmp_path) == {3: "it is full"}
 
 
 def test_a_fault_of_the_program_keeps_its_traceback() -> None:
@@ -116,4 +116,4 @@ def test_a_refusal_that_names_no_file_is_not_blamed_on_one(tmp_path: Path) -> No
 
     with pytest.raises(OSError) as caught:
         Listener().bind()
-    assert system_words(caught.value, tmp_path, "start again").startswith("Address already in use (at ")
+    assert describe_os_error(caught.value, tmp_path, "start again").startswith("Address already in use (at ")

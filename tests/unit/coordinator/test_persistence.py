@@ -40,7 +40,7 @@ class WritingLearner:
             if not command.background:
                 (self.files / "learner.json").write_text("{}")
         if isinstance(command, FinishCheckpoint):
-            assert len(checkpoint_status.heard(self.files)) == self.ranks
+            assert len(checkpoint_status.read_all(self.files)) == self.ranks
             (self.files / "learner.json").write_text("{}")
 
     def check(self) -> None:
@@ -63,11 +63,11 @@ def test_a_background_save_is_marked_once_every_rank_has_written(tmp_path: Path)
 
     async def work(persistence: Persistence, learner: WritingLearner) -> None:
         assert await persistence.save(3, 3, elapsed_s=1.0, background=True) is None
-        checkpoint_status.tell(learner.files, 1)
+        checkpoint_status.write(learner.files, 1)
         await asyncio.sleep(0.3)
         persistence.check()
         assert newest(checkpoints, pytest.fail) is None and len(learner.commands) == 1
-        checkpoint_status.tell(learner.files, 0)
+        checkpoint_status.write(learner.files, 0)
         await persistence.settle()
         assert isinstance(learner.commands[-1], FinishCheckpoint)
 
@@ -84,7 +84,7 @@ def test_the_next_save_waits_for_the_one_in_the_background(tmp_path: Path) -> No
         await asyncio.sleep(0.3)
         assert len(learner.commands) == 1 and not final.done()
         for rank in range(2):
-            checkpoint_status.tell(learner.files, rank)
+            checkpoint_status.write(learner.files, rank)
         assert (await final).name == "update_00002"
 
     run(tmp_path, work)
@@ -95,8 +95,8 @@ def test_the_next_save_waits_for_the_one_in_the_background(tmp_path: Path) -> No
 def test_a_background_save_that_failed_is_told_by_the_next_update_and_leaves_no_checkpoint(tmp_path: Path) -> None:
     async def work(persistence: Persistence, learner: WritingLearner) -> None:
         await persistence.save(1, 1, elapsed_s=1.0, background=True)
-        checkpoint_status.tell(learner.files, 0)
-        checkpoint_status.tell(learner.files, 1, "OSError: No space left on device")
+        checkpoint_status.write(learner.files, 0)
+        checkpoint_status.write(learner.files, 1, "OSError: No space left on device")
         await asyncio.sleep(0.3)
         with pytest.raises(MegathunderError, match="rank 1 could not write .* No space"):
             persistence.check()

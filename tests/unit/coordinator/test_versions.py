@@ -73,7 +73,7 @@ def reach(world: World, version: int) -> None:
     async def send(servers: tuple[ServerAddress, ...]) -> tuple[Publish, Done]:
         return await world.on_first_cell(lambda item: Publish(item=item, version=version, servers=servers), 1.0)
 
-    asyncio.run(weight_sync.reach_servers(world, version, send))
+    asyncio.run(weight_sync.sync_weights(world, version, send))
 
 
 def test_a_server_that_missed_a_version_is_sent_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_a_server_that_is_being_restarted_is_waited_for(monkeypatch: pytest.Monk
             world.held[A], world.servers.ready = 4, (A,)  # its pool sent it the weights
 
         returning = asyncio.create_task(back())
-        assert await weight_sync.reach_servers(world, 4, None) == []
+        assert await weight_sync.sync_weights(world, 4, None) == []
         await returning
 
     asyncio.run(scenario())

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megathunder.publish.delta.apply import apply_change
-from megathunder.publish.delta.coding import Coded, Coding, decode, encode
+from megathunder.publish.delta.coding import Coding, EncodedTensor, decode, encode
 from megathunder.publish.delta.snapshot import Encoded, Snapshot
 from megathunder.publish.payload import Action, Header, PayloadError, Piece, open_payload, seal
 
@@ -167,7 +167,7 @@ def test_any_damaged_byte_and_any_lost_byte_is_refused() -> None:
     ],
 )
 def test_counts_that_a_tensor_cannot_have_are_refused_before_memory_is_taken(change: dict[str, object]) -> None:
-    coded = msgspec.structs.replace(Coded(coding=Coding.SPARSE, changed=1, low_bits=1, high_planes=1), **change)
+    coded = msgspec.structs.replace(EncodedTensor(coding=Coding.SPARSE, changed=1, low_bits=1, high_planes=1), **change)
     piece = Piece(name="a.weight", dtype="bfloat16", shape=(40, 50), coded=coded)
     with pytest.raises(PayloadError, match="a.weight"):
         open_payload(memoryview(seal(Header(action=Action.APPLY, pieces=(piece,)))))

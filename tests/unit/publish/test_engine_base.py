@@ -14,10 +14,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_places import Engine, answer, checksum, pieces, shard, weights
 
 from megathunder.learner.model.low_rank import merge
-from megathunder.publish.bits import words
-from megathunder.publish.delta.coding import Coded, Coding
+from megathunder.publish.bits import as_uint
+from megathunder.publish.delta.coding import Coding, EncodedTensor
 from megathunder.publish.engine.base import Base
-from megathunder.publish.engine.fused_layout import Places
+from megathunder.publish.engine.fused_layout import FusedLayout
 from megathunder.publish.payload import Action, Header, Piece
 
 RANK, SCALE = 3, 0.7
@@ -40,8 +40,8 @@ def message(base: dict[str, Tensor], factors: dict[str, tuple[Tensor, Tensor]]) 
     for piece in pieces(base):
         coded = None
         if piece.name in factors:
-            streams.append(b"".join(words(m).tobytes() for m in factors[piece.name]))
-            coded = Coded(coding=Coding.LOW_RANK, changed=RANK, sizes=(len(streams[-1]),))
+            streams.append(b"".join(as_uint(m).tobytes() for m in factors[piece.name]))
+            coded = EncodedTensor(coding=Coding.LOW_RANK, changed=RANK, sizes=(len(streams[-1]),))
         described.append(Piece(name=piece.name, dtype=piece.dtype, shape=piece.shape, coded=coded))
     header = Header(
         action=Action.MERGE,
@@ -55,7 +55,7 @@ def message(base: dict[str, Tensor], factors: dict[str, tuple[Tensor, Tensor]]) 
 
 def keep(header: Header) -> Header:
     described = (
-        Piece(name=p.name, dtype=p.dtype, shape=p.shape, coded=p.coded and Coded(coding=Coding.LOW_RANK))
+        Piece(name=p.name, dtype=p.dtype, shape=p.shape, coded=p.coded and EncodedTensor(coding=Coding.LOW_RANK))
         for p in header.pieces
     )
     base = header.base_checksum
@@ -74,7 +74,7 @@ def test_every_rank_merges_its_part_to_the_bits_of_the_whole(ranks: int, kv_head
     new = merged(base, adapters(base))
     for rank in range(ranks):
         held, expected = shard(base, rank, ranks), shard(new, rank, ranks)
-        places = Places(held, header.pieces, rank=rank, ranks=ranks)
+        places = FusedLayout(held, header.pieces, rank=rank, ranks=ranks)
         kept, data = Base.keep(keep(header), places), iter(streams)
         for piece in header.pieces:
             if piece.coded is not None:
@@ -120,7 +120,7 @@ def test_factors_of_another_size_are_refused_before_anything_is_written(change: 
     first = next(i for i, p in enumerate(header.pieces) if p.coded)
     described = list(header.pieces)
     described[first] = Piece(
-        **{f: getattr(described[first], f) for f in ("name", "dtype", "shape")}, coded=Coded(**coded)
+        **{f: getattr(described[first], f) for f in ("name", "dtype", "shape")}, coded=EncodedTensor(**coded)
     )
     size = sum(coded["sizes"])
     resized = [streams[0][:size].ljust(size, b"\0"), *streams[1:]]

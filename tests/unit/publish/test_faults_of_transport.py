@@ -14,7 +14,7 @@ from torch import Tensor
 
 from megathunder.errors import InfrastructureFailure, UserError
 from megathunder.publish.group import Pairs
-from megathunder.publish.publish_session import Round
+from megathunder.publish.publish_session import PublishSession
 from megathunder.publish.transports import disk
 from megathunder.publish.transports.carriers import FolderCarrier
 from megathunder.publish.transports.disk import DiskTransport
@@ -32,7 +32,10 @@ def test_a_full_disk_is_named_and_leaves_nothing_half_written(tmp_path: Path, mo
 
     monkeypatch.setattr(disk, "HfWriter", Full)
     transport = DiskTransport(tmp_path / "shared", tmp_path)
-    with Round((SERVER,), api_key="", timeout_s=1.0) as round, pytest.raises(UserError, match=r"(?s)shared.*No space"):
+    with (
+        PublishSession((SERVER,), api_key="", timeout_s=1.0) as round,
+        pytest.raises(UserError, match=r"(?s)shared.*No space"),
+    ):
         transport.send(round, (SERVER,), 3, WEIGHTS.items())
     assert list((tmp_path / "shared").iterdir()) == []
 
@@ -41,7 +44,10 @@ def test_a_full_disk_is_named_and_leaves_nothing_half_written(tmp_path: Path, mo
 def test_a_folder_that_cannot_be_made_is_named(kind: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     folder = tmp_path / "file" / "shared"
-    with Round((SERVER,), api_key="", timeout_s=1.0) as round, pytest.raises(UserError, match="publish.folder"):
+    with (
+        PublishSession((SERVER,), api_key="", timeout_s=1.0) as round,
+        pytest.raises(UserError, match="publish.folder"),
+    ):
         if kind == "transport":
             DiskTransport(folder, tmp_path).send(round, (SERVER,), 3, WEIGHTS.items())
         else:
@@ -60,7 +66,7 @@ def test_a_server_that_refuses_to_receive_is_not_waited_for(monkeypatch: pytest.
         await pairs.exchange(server, refuse(), torch.ones(3))
 
     started = time.monotonic()
-    with Round((SERVER,), api_key="", timeout_s=30.0) as round:
+    with PublishSession((SERVER,), api_key="", timeout_s=30.0) as round:
         round.each(one, (SERVER,))
     assert "no such group" in round.failed["rollout-0"] and SERVER not in pairs._pairs
     assert time.monotonic() - started < 1.5
@@ -72,8 +78,8 @@ def test_a_server_that_accepts_and_never_answers_fails_within_the_limit() -> Non
         port = hanging.sockets[0].getsockname()[1]
         server = ServerAddress(name="rollout-0", url=f"http://127.0.0.1:{port}")
 
-        def publish() -> Round:
-            with Round((server,), api_key="", timeout_s=0.5) as round:
+        def publish() -> PublishSession:
+            with PublishSession((server,), api_key="", timeout_s=0.5) as round:
                 round.each(round.open_update, (server,))
             return round
 

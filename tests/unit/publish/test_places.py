@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from megathunder.publish.checksum import MASK, piece_checksum, tensor_checksum
 from megathunder.publish.delta.snapshot import Snapshot
 from megathunder.publish.engine import loader
-from megathunder.publish.engine.fused_layout import Places
-from megathunder.publish.envelope import ACKNOWLEDGEMENT, Envelope, Held, Inline, from_parameter
+from megathunder.publish.engine.fused_layout import FusedLayout
+from megathunder.publish.envelope import ACKNOWLEDGEMENT, Envelope, Inline, ServerWeights, from_parameter
 from megathunder.publish.payload import Action, Header, PayloadError, Piece, seal
 
 HIDDEN, HEAD, HEADS, INNER, EXPERTS, VOCABULARY = 16, 8, 4, 24, 3, 20
@@ -82,7 +82,7 @@ def checksum(w: dict[str, Tensor]) -> int:
 def test_shards_of_every_rank_sum_to_the_checksum_of_the_whole(ranks: int, kv_heads: int) -> None:
     w, total = weights(kv_heads), 0
     for rank in range(ranks):
-        places = Places(shard(w, rank, ranks), pieces(w), rank=rank, ranks=ranks)
+        places = FusedLayout(shard(w, rank, ranks), pieces(w), rank=rank, ranks=ranks)
         places.check_complete()
         for piece in pieces(w):
             place = places[piece.name]
@@ -117,15 +117,17 @@ def test_every_rank_takes_its_part_of_a_change(ranks: int, kv_heads: int, fracti
     opened = loader.open_payload(memoryview(snapshot.encode(2, new.items()).data))
     for rank in range(ranks):
         held, expected = shard(old, rank, ranks), shard(new, rank, ranks)
-        places = Places(held, opened.header.pieces, rank=rank, ranks=ranks)
+        places = FusedLayout(held, opened.header.pieces, rank=rank, ranks=ranks)
         for piece, data in opened.parts():
             loader._put(
-                piece, loader.decode(piece.coded, data, piece.elements, loader.word_of("float32")), places[piece.name]
+                piece,
+                loader.decode(piece.coded, data, piece.elements, loader.uint_dtype("float32")),
+                places[piece.name],
             )
         assert all(torch.equal(held[name], expected[name]) for name in held)
 
 
-def answer(engine: Engine, header: Header, streams: list[bytes] = []) -> Held:  # noqa: B006 (read only)
+def answer(engine: Engine, header: Header, streams: list[bytes] = []) -> ServerWeights:  # noqa: B006 (read only)
     envelope = Envelope(serial=5, payload=Inline(data=seal(header, streams)), timeout_s=1.0)
     data = torch.frombuffer(bytearray(loader.msgspec.msgpack.encode(envelope)), dtype=torch.uint8)
     loader.load(engine, [(loader.ENVELOPE, data)])
@@ -149,17 +151,19 @@ def test_what_has_no_place_is_refused_and_so_is_a_parameter_that_nothing_describ
     w = weights()
     parameters = shard(w, 0, 1)
     with pytest.raises(PayloadError, match="no parameter l.other.weight"):
-        Places(parameters, (*pieces(w), Piece(name="l.other.weight", dtype="float32", shape=(3,))))
+        FusedLayout(parameters, (*pieces(w), Piece(name="l.other.weight", dtype="float32", shape=(3,))))
     with pytest.raises(PayloadError, match="arrives as bfloat16"):
-        Places(parameters, (Piece(name="l.norm.weight", dtype="bfloat16", shape=(HIDDEN,)),))
+        FusedLayout(parameters, (Piece(name="l.norm.weight", dtype="bfloat16", shape=(HIDDEN,)),))
     with pytest.raises(PayloadError, match="this engine's part"):
-        Places(parameters, (Piece(name="l.norm.weight", dtype="float32", shape=(HIDDEN + 1,)),))
+        FusedLayout(parameters, (Piece(name="l.norm.weight", dtype="float32", shape=(HIDDEN + 1,)),))
     with pytest.raises(PayloadError, match="without l.self_attn.v_proj.weight"):
-        Places(parameters, pieces(w)[:3])
+        FusedLayout(parameters, pieces(w)[:3])
     with pytest.raises(PayloadError, match="holds 3 experts"):
-        Places(parameters, (Piece(name="l.mlp.experts.3.down_proj.weight", dtype="float32", shape=(HIDDEN, INNER)),))
+        FusedLayout(
+            parameters, (Piece(name="l.mlp.experts.3.down_proj.weight", dtype="float32", shape=(HIDDEN, INNER)),)
+        )
     with pytest.raises(PayloadError, match="l.norm.weight has 16 elements, of which the message describes 0"):
-        Places(parameters, tuple(p for p in pieces(w) if p.name != "l.norm.weight")).check_complete()
+        FusedLayout(parameters, tuple(p for p in pieces(w) if p.name != "l.norm.weight")).check_complete()
 
 
 def test_two_learners_that_give_one_number_to_different_weights_are_told_apart() -> None:

@@ -15,13 +15,16 @@ from fake_sglang import fake_sglang
 from megathunder.errors import InfrastructureFailure, UserError
 from megathunder.publish.acknowledge import deliver
 from megathunder.publish.envelope import Inline
-from megathunder.publish.publish_session import Round
+from megathunder.publish.publish_session import PublishSession
 from megathunder.rollout.servers.command import WEIGHT_LOADER
 
 
 def paths(version: str) -> list[str]:
     async def update() -> list[str]:
-        async with fake_sglang(version) as fake, Round((fake.address,), api_key="", timeout_s=5.0).control as control:
+        async with (
+            fake_sglang(version) as fake,
+            PublishSession((fake.address,), api_key="", timeout_s=5.0).control as control,
+        ):
             info = await control.open_update(fake.address)
             await control.update_from_tensors(fake.address, tensors=b"x", loader=WEIGHT_LOADER, ranks=1)
             await control.close_update(fake.address, info)
@@ -39,7 +42,10 @@ def test_an_update_stands_between_begin_and_end_where_the_version_has_them() -> 
 
 def test_a_session_that_a_dead_learner_left_open_is_ended() -> None:
     async def update() -> list[str]:
-        async with fake_sglang("0.5.23") as fake, Round((fake.address,), api_key="", timeout_s=5.0).control as control:
+        async with (
+            fake_sglang("0.5.23") as fake,
+            PublishSession((fake.address,), api_key="", timeout_s=5.0).control as control,
+        ):
             await control.open_update(fake.address)
             fake.asked.clear()
             await control.open_update(fake.address)
@@ -57,7 +63,7 @@ def test_an_unknown_version_is_refused_with_those_that_are_known() -> None:
 def test_a_server_without_our_loader_is_sent_nothing() -> None:
     async def update() -> list[str]:
         async with fake_sglang("0.5.20", loader="another") as fake:
-            round = Round((fake.address,), api_key="", timeout_s=5.0)
+            round = PublishSession((fake.address,), api_key="", timeout_s=5.0)
             async with round.control:
                 await round.open_update(fake.address)
                 with pytest.raises(UserError, match="custom-weight-loader"):
@@ -70,7 +76,7 @@ def test_a_server_without_our_loader_is_sent_nothing() -> None:
 def test_every_call_carries_the_key_and_a_wrong_one_is_told() -> None:
     async def update(key: str) -> list[str]:
         async with fake_sglang("0.5.23", api_key="right") as fake:
-            async with Round((fake.address,), api_key=key, timeout_s=5.0).control as control:
+            async with PublishSession((fake.address,), api_key=key, timeout_s=5.0).control as control:
                 info = await control.open_update(fake.address)
                 await control.update_from_tensors(fake.address, tensors=b"x", loader=WEIGHT_LOADER, ranks=1)
                 await control.close_update(fake.address, info)

@@ -1,7 +1,7 @@
 """Keys and values of earlier tokens as leaves of a later pass, and the deferred gradients that land on them.
 
     later pass attends to   leaves(C)           C tokens computed before, detached
-    its backward leaves     dK, dV on them      added into `owed`, which grows with the context
+    its backward leaves     dK, dV on them      added into `deferred_grad`, which grows with the context
 
 Backward is linear in what arrives from above, so what several later passes leave on a token is added up and injected
 once at that token's own keys and values. Called by `eager.py`, `forward.py` and `prompt.py`.
@@ -22,11 +22,11 @@ Layers = dict[int, KeyValue]  # layer number -> (k, v) or (dK, dV), [tokens, gro
 
 @dataclass(slots=True, eq=False)
 class Cache:
-    """Keys and values of the first `tokens` tokens of one chain, and what is owed to them."""
+    """Keys and values of the first `tokens` tokens of one chain, and the gradients deferred to them."""
 
     tokens: int = 0
     layers: Layers = field(default_factory=dict)
-    owed: Layers = field(default_factory=dict)
+    deferred_grad: Layers = field(default_factory=dict)
 
     def leaves(self) -> Prefix:
         """All tokens as fresh leaves."""
@@ -43,9 +43,9 @@ class Cache:
             self.layers[number] = (k, v)
         self.tokens += count
 
-    def owe(self, gradients: Layers) -> None:
+    def add_deferred(self, gradients: Layers) -> None:
         """Add dK, dV of the first tokens; the longer of the two arrays keeps its length."""
-        add_leading(self.owed, gradients)
+        add_leading(self.deferred_grad, gradients)
 
 
 def leaf_gradients(prefix: Prefix) -> Layers:
@@ -75,12 +75,12 @@ def _longer(held: Tensor, new: Tensor, coefficient: float) -> Tensor:
 def laid_out(parts: Sequence[tuple[int, int, int, Layers]], tokens: int) -> Layers:
     """Gradients to inject into a micro-batch of `tokens` tokens.
 
-    A part (start, first, end, owed) puts what is owed to tokens [first, end) of its chain at `start`; what is owed to
-    fewer tokens leaves zeros.
+    A part (start, first, end, deferred_grad) puts the deferred gradients of tokens [first, end) of a chain at `start`;
+    where there are fewer, zeros are left.
     """
     out: Layers = {}
-    for start, first, end, owed in parts:
-        for number, pair in owed.items():
+    for start, first, end, deferred_grad in parts:
+        for number, pair in deferred_grad.items():
             if number not in out:
                 out[number] = tuple(torch.zeros(tokens, *g.shape[1:], dtype=g.dtype, device=g.device) for g in pair)
             for into, gradient in zip(out[number], pair, strict=True):

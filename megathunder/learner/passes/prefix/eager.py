@@ -1,10 +1,10 @@
-"""Release "turn": forward and backward of each turn as it is scored; what its context is owed is replayed at the end.
+"""GradientRunner "turn": forward and backward of each turn as it is scored; deferred gradients are replayed at the end.
 
-    turn s   leaves = cached keys and values; backward adds dK, dV to what the chain is owed
-    last     one forward of the whole context, its trained tokens already done, with all of `owed` injected
+    turn s   leaves = cached keys and values; backward adds dK, dV to the deferred gradients of the chain
+    last     one forward of the whole context, its trained tokens already done, with all deferred gradients injected
 
-One row replays every earlier turn at once: within it, what the injected gradients of a later turn owe to an earlier one
-flows along the ordinary graph. So the replay costs one forward and backward of the context, however many turns it has.
+One row replays every earlier turn at once: within it, what the injected gradients of a later turn defer to an earlier
+one flows along the graph. So the replay costs one forward and backward of the context, however many turns it has.
 Called by `learner.py`. Refuses context that this cell does not hold.
 """
 
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from megathunder.errors import MegathunderError
 from megathunder.learner.model.attention import RowSpan
-from megathunder.learner.passes.backward import Runner, Tally
-from megathunder.learner.passes.packing import Piece, check_row, first_computed, last_computed
+from megathunder.learner.passes.backward import Runner, WorkCounters
+from megathunder.learner.passes.packing import PackedRow, check_row, first_computed, last_computed
 from megathunder.learner.passes.prefix.cache import Cache, laid_out, leaf_gradients
 from megathunder.types import Differentiate, TrainRow
 
@@ -37,15 +37,15 @@ class EagerTurns:
     def open_chains(self) -> int:
         return len(self._chains)
 
-    def differentiate(self, command: Differentiate, tally: Tally) -> None:
+    def differentiate(self, command: Differentiate, counters: WorkCounters) -> None:
         """New tokens of every row forward and backward; chains that end are replayed and freed."""
         for row in command.rows:
             check_row(row)
             self._chains[chain_name(row)] = self._cache_of(row)
-        self._new_tokens(command, tally)
+        self._new_tokens(command, counters)
         if command.last:
             ending = [(row, self._chains.pop(chain_name(row))) for row in command.rows]
-            self._replay([(row, cache) for row, cache in ending if cache.owed], tally)
+            self._replay([(row, cache) for row, cache in ending if cache.deferred_grad], counters)
 
     def clear(self) -> None:
         self._chains.clear()
@@ -62,8 +62,8 @@ class EagerTurns:
             )
         return cache
 
-    def _new_tokens(self, command: Differentiate, tally: Tally) -> None:
-        pieces: list[Piece] = []
+    def _new_tokens(self, command: Differentiate, counters: WorkCounters) -> None:
+        pieces: list[PackedRow] = []
         for row in command.rows:
             piece = new_piece(row, self._chains[chain_name(row)], keep_all=not command.last)
             if piece is not None:
@@ -71,40 +71,42 @@ class EagerTurns:
         if not pieces:
             return
         captured = None if command.last else {}
-        done = self._runner.forward(pieces, tally, captured=captured)
-        self._runner.backward(done, tally)
+        done = self._runner.forward(pieces, counters, captured=captured)
+        self._runner.backward(done, counters)
         self._runner.settle()
         for piece, start in zip(pieces, done.batch.context.row_starts, strict=False):
             cache = self._chains[chain_name(piece.row)]
             if piece.span.prefix is not None:
-                cache.owe(leaf_gradients(piece.span.prefix))
+                cache.add_deferred(leaf_gradients(piece.span.prefix))
             if captured is not None:
                 known = cache.tokens - piece.first  # a predecessor that was computed again
                 cache.extend(captured, start + known, piece.length - known)
 
-    def _replay(self, ending: Sequence[tuple[TrainRow, Cache]], tally: Tally) -> None:
+    def _replay(self, ending: Sequence[tuple[TrainRow, Cache]], counters: WorkCounters) -> None:
         for batch in _by_tokens(ending, self._replay_tokens):
             pieces = [
-                Piece(row=row, first=0, end=cache.tokens, span=RowSpan(length=cache.tokens), trained=False)
+                PackedRow(row=row, first=0, end=cache.tokens, span=RowSpan(length=cache.tokens), trained=False)
                 for row, cache in batch
             ]
             inject: dict = {}
-            done = self._runner.forward(pieces, tally, inject=inject, replay=True)
+            done = self._runner.forward(pieces, counters, inject=inject, replay=True)
             starts = done.batch.context.row_starts
-            owed = [(start, 0, c.tokens, c.owed) for start, (_, c) in zip(starts, batch, strict=False)]
-            inject.update(laid_out(owed, done.batch.context.tokens))
-            self._runner.backward(done, tally)
+            deferred_grad = [
+                (start, 0, c.tokens, c.deferred_grad) for start, (_, c) in zip(starts, batch, strict=False)
+            ]
+            inject.update(laid_out(deferred_grad, done.batch.context.tokens))
+            self._runner.backward(done, counters)
             self._runner.settle()
 
 
-def new_piece(row: TrainRow, cache: Cache, *, keep_all: bool) -> Piece | None:
+def new_piece(row: TrainRow, cache: Cache, *, keep_all: bool) -> PackedRow | None:
     """The tokens of `row` that its cache does not hold, None where there are none that matter."""
     first, end = first_computed(row), last_computed(row, keep_all=keep_all)
     if end <= max(first, row.context_tokens if keep_all else 0):
         return None
     prefix = cache.leaves() if first else None
     span = RowSpan(length=end - first, start=first, prefix=prefix, prefix_tokens=first)
-    return Piece(row=row, first=first, end=end, span=span)
+    return PackedRow(row=row, first=first, end=end, span=span)
 
 
 def _by_tokens(ending: Sequence[tuple[TrainRow, Cache]], limit: int) -> list[list[tuple[TrainRow, Cache]]]:

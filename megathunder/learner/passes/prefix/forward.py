@@ -1,7 +1,7 @@
-"""Release "turn_forward": forward of each turn as it arrives, its activations kept; one reverse pass at the end.
+"""GradientRunner "turn_forward": forward of each turn as it arrives, its activations kept; one reverse pass at the end.
 
     turn s   leaves = cached keys and values; the pass is held, nothing flows back
-    last     newest pass first: backward with the trajectory's weight and what later passes owe; then the pass before
+    last     newest pass first: backward with the trajectory's weight and what later passes defer; then the pass before
 
 No work is done twice, and what is left after the last turn is its own forward and the backward of the whole. A held
 pass needs no coefficient, reward or teacher score: all three come with the last row, which carries the whole chain.
@@ -19,7 +19,7 @@ import torch
 
 from megathunder.errors import MegathunderError
 from megathunder.learner.model.attention import KeyValue
-from megathunder.learner.passes.backward import Pass, Runner, Tally
+from megathunder.learner.passes.backward import Pass, Runner, WorkCounters
 from megathunder.learner.passes.packing import MicroBatch, check_row
 from megathunder.learner.passes.prefix.cache import Cache, laid_out, leaf_gradients
 from megathunder.learner.passes.prefix.eager import ChainName, chain_name, new_piece
@@ -52,21 +52,21 @@ class ForwardTurns:
     def open_chains(self) -> int:
         return len(self._chains)
 
-    def differentiate(self, command: Differentiate, tally: Tally) -> None:
+    def differentiate(self, command: Differentiate, counters: WorkCounters) -> None:
         """Forward of new turns; with `command.last` the reverse pass of every chain."""
         if not command.last:
             for row in command.rows:
                 check_row(row)
-                self._forward(row, self._chain_of(row), tally)
+                self._forward(row, self._chain_of(row), counters)
             return
         ending = [(row, self._chain_of(row)) for row in command.rows]
         for row, _ in ending:
             self._chains.pop(chain_name(row), None)
         ending = [(row, chain) for row, chain in ending if any(row.loss_mask) and row.scale]
-        self._last_turns(ending, tally)
+        self._last_turns(ending, counters)
         for row, chain in ending:
             for held in reversed(chain.held):
-                self._reverse(row, chain.cache, held, tally)
+                self._reverse(row, chain.cache, held, counters)
 
     def clear(self) -> None:
         self._chains.clear()
@@ -85,19 +85,19 @@ class ForwardTurns:
             )
         return chain
 
-    def _forward(self, row: TrainRow, chain: _Chain, tally: Tally) -> None:
+    def _forward(self, row: TrainRow, chain: _Chain, counters: WorkCounters) -> None:
         piece = new_piece(row, chain.cache, keep_all=True)
         if piece is None:
             return
         captured: dict[int, KeyValue] = {}
         inject: dict[int, KeyValue] = {}
-        one = self._runner.forward([piece], tally, captured=captured, inject=inject)
+        one = self._runner.forward([piece], counters, captured=captured, inject=inject)
         known = chain.cache.tokens - piece.first
         chain.cache.extend(captured, known, piece.length - known)
         chain.held.append(_Held(one, inject, known))
         self._runner.settle()
 
-    def _last_turns(self, ending: list[tuple[TrainRow, _Chain]], tally: Tally) -> None:
+    def _last_turns(self, ending: list[tuple[TrainRow, _Chain]], counters: WorkCounters) -> None:
         """The newest turns of all ending chains share one micro-batch: their target and weights are known."""
         pieces, chains = [], []
         for row, chain in ending:
@@ -107,23 +107,23 @@ class ForwardTurns:
                 chains.append(chain)
         if not pieces:
             return
-        done = self._runner.forward(pieces, tally)
-        self._runner.backward(done, tally)
+        done = self._runner.forward(pieces, counters)
+        self._runner.backward(done, counters)
         self._runner.settle()
         for piece, chain in zip(pieces, chains, strict=True):
             if piece.span.prefix is not None:
-                chain.cache.owe(leaf_gradients(piece.span.prefix))
+                chain.cache.add_deferred(leaf_gradients(piece.span.prefix))
 
-    def _reverse(self, row: TrainRow, cache: Cache, held: _Held, tally: Tally) -> None:
+    def _reverse(self, row: TrainRow, cache: Cache, held: _Held, counters: WorkCounters) -> None:
         piece = held.one.batch.pieces[0]
         first = piece.first + held.known
-        owed = [(held.known, first, piece.end, cache.owed)]
-        held.inject.update(laid_out(owed, held.one.batch.context.tokens))
+        deferred_grad = [(held.known, first, piece.end, cache.deferred_grad)]
+        held.inject.update(laid_out(deferred_grad, held.one.batch.context.tokens))
         held.one.batch = rescored(held.one.batch, row)
-        self._runner.backward(held.one, tally)
+        self._runner.backward(held.one, counters)
         self._runner.settle()
         if piece.span.prefix is not None:
-            cache.owe(leaf_gradients(piece.span.prefix))
+            cache.add_deferred(leaf_gradients(piece.span.prefix))
 
 
 def rescored(batch: MicroBatch, row: TrainRow) -> MicroBatch:

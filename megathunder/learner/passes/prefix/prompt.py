@@ -3,8 +3,8 @@
     first row of a group     forward of the prompt's P - 1 tokens; the pass is held
     every row                its tokens from P - 1 on, with the prompt's keys and values as leaves;
                              dK, dV are added to what the row's *accumulator* owes to the prompt
-    fold                     owed[batch] += coefficient * owed[class], as for the accumulators themselves
-    settle                   one backward of the prompt with owed[batch] injected, into the batch accumulator
+    fold                     deferred[batch] += coefficient * deferred[class], as for the accumulators
+    settle                   one backward of the prompt with deferred[batch] injected, into the batch accumulator
 
 The prompt's last token is computed by every row: its hidden state predicts the row's first token. `settle` comes when
 all trajectories of the group were differentiated here and none of its accumulators is open, else at the step.
@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 
 from megathunder.accumulator_keys import BATCH, AccumulatorKey
 from megathunder.learner.model.attention import KeyValue, Prefix, RowSpan
-from megathunder.learner.passes.backward import Pass, Runner, Tally
-from megathunder.learner.passes.packing import Piece, last_computed, whole_rows
+from megathunder.learner.passes.backward import Pass, Runner, WorkCounters
+from megathunder.learner.passes.packing import PackedRow, last_computed, whole_rows
 from megathunder.learner.passes.prefix.cache import Cache, Layers, add_leading, laid_out, leaf_gradients
 from megathunder.types import PROMPT_TOKENS_SAVED, Differentiate, Fold, TrainRow
 
@@ -35,7 +35,7 @@ class _Prompt:
     cache: Cache
     held: Pass
     inject: dict[int, KeyValue]
-    owed: dict[AccumulatorKey, Layers] = field(default_factory=dict)
+    deferred_grad: dict[AccumulatorKey, Layers] = field(default_factory=dict)
     trajectories: set[int] = field(default_factory=set)
     group_size: int = 0
 
@@ -51,12 +51,12 @@ class SharedPrompts:
     def open_prompts(self) -> int:
         return len(self._prompts)
 
-    def differentiate(self, command: Differentiate, tally: Tally) -> None:
+    def differentiate(self, command: Differentiate, counters: WorkCounters) -> None:
         """Forward and backward of the command's rows. Runs inside `store.collect(target)`."""
-        pieces: list[Piece] = []
+        pieces: list[PackedRow] = []
         leaves: dict[int, tuple[_Prompt, Prefix]] = {}
         for whole in whole_rows(command.rows):
-            prompt = self._prompt_of(whole.row, tally)
+            prompt = self._prompt_of(whole.row, counters)
             if prompt is None:
                 pieces.append(whole)
                 continue
@@ -64,55 +64,55 @@ class SharedPrompts:
                 leaves[id(prompt)] = (prompt, prompt.cache.leaves())
             shared = prompt.cache.tokens
             span = RowSpan(length=whole.end - shared, start=shared, prefix=leaves[id(prompt)][1], prefix_tokens=shared)
-            pieces.append(Piece(row=whole.row, first=shared, end=whole.end, span=span))
-            tally.extra[SAVED] = tally.extra.get(SAVED, 0.0) + shared
+            pieces.append(PackedRow(row=whole.row, first=shared, end=whole.end, span=span))
+            counters.extra[SAVED] = counters.extra.get(SAVED, 0.0) + shared
         if not pieces:
             return
-        done = self._runner.forward(pieces, tally)
-        self._runner.backward(done, tally)
+        done = self._runner.forward(pieces, counters)
+        self._runner.backward(done, counters)
         self._runner.settle()
         for prompt, prefix in leaves.values():
             gradients = leaf_gradients(prefix)
             for slot, feature in enumerate(command.features or (1.0,), command.target.slot):
-                add_leading(prompt.owed.setdefault(command.target._replace(slot=slot), {}), gradients, feature)
+                add_leading(prompt.deferred_grad.setdefault(command.target._replace(slot=slot), {}), gradients, feature)
         for row in command.rows:
             for (group, _), prompt in self._prompts.items():
                 if group == row.source.group:
                     prompt.trajectories.add(row.source.trajectory)
                     prompt.group_size = row.group_size or self._group_size
         if command.target == BATCH:
-            self.settle(tally)
+            self.settle(counters)
 
     def fold(self, fold: Fold) -> None:
-        """What the accumulators do, done to what they owe."""
+        """What the accumulators do, done to what they defer."""
         for prompt in self._prompts.values():
             for term in fold.terms:
-                if term.source in prompt.owed:
-                    into = prompt.owed.setdefault(term.target, {})
-                    add_leading(into, prompt.owed[term.source], term.coefficient)
+                if term.source in prompt.deferred_grad:
+                    into = prompt.deferred_grad.setdefault(term.target, {})
+                    add_leading(into, prompt.deferred_grad[term.source], term.coefficient)
             for key in fold.free:
-                prompt.owed.pop(key, None)
+                prompt.deferred_grad.pop(key, None)
 
-    def settle(self, tally: Tally, *, everything: bool = False) -> None:
-        """Backward of the prompts that nothing more will be owed to, or of `everything`.
+    def settle(self, counters: WorkCounters, *, everything: bool = False) -> None:
+        """Backward of the prompts that get no further deferred gradient, or of `everything`.
 
         Runs inside `store.collect(BATCH)`.
         """
         for name, prompt in list(self._prompts.items()):
             complete = everything or len(prompt.trajectories) >= prompt.group_size
-            if not complete or set(prompt.owed) - {BATCH}:
+            if not complete or set(prompt.deferred_grad) - {BATCH}:
                 continue
             del self._prompts[name]
-            if owed := prompt.owed.get(BATCH):
-                parts = [(0, 0, prompt.cache.tokens, owed)]
+            if deferred_grad := prompt.deferred_grad.get(BATCH):
+                parts = [(0, 0, prompt.cache.tokens, deferred_grad)]
                 prompt.inject.update(laid_out(parts, prompt.held.batch.context.tokens))
-                self._runner.backward(prompt.held, tally)
+                self._runner.backward(prompt.held, counters)
                 self._runner.settle()
 
     def clear(self) -> None:
         self._prompts.clear()
 
-    def _prompt_of(self, row: TrainRow, tally: Tally) -> _Prompt | None:
+    def _prompt_of(self, row: TrainRow, counters: WorkCounters) -> _Prompt | None:
         """The prompt of `row`, forwarded on first use; None where there is too little to share."""
         shared = row.prompt_tokens - 1
         if shared < 1 or last_computed(row, keep_all=False) <= shared or any(row.loss_mask[: row.prompt_tokens]):
@@ -121,22 +121,22 @@ class SharedPrompts:
         name = (row.source.group, tokens)
         found = self._prompts.get(name)
         if found is None:
-            piece = Piece(row=row, first=0, end=shared, span=RowSpan(length=shared), trained=False)
+            piece = PackedRow(row=row, first=0, end=shared, span=RowSpan(length=shared), trained=False)
             captured: dict[int, KeyValue] = {}
             inject: dict[int, KeyValue] = {}
-            held = self._runner.forward([piece], tally, captured=captured, inject=inject)
+            held = self._runner.forward([piece], counters, captured=captured, inject=inject)
             self._runner.settle()
             cache = Cache()
             cache.extend(captured, 0, shared)
-            tally.extra[SAVED] = tally.extra.get(SAVED, 0.0) - shared
+            counters.extra[SAVED] = counters.extra.get(SAVED, 0.0) - shared
             found = self._prompts[name] = _Prompt(tokens, cache, held, inject)
         return found
 
 
-def share_prompts(rows: Sequence[TrainRow], tally: Tally, *, weightless: bool = False) -> list[Piece]:
+def share_prompts(rows: Sequence[TrainRow], counters: WorkCounters, *, weightless: bool = False) -> list[PackedRow]:
     """Pieces of one micro-batch in which rows of a group see one copy of their prompt (two rows or more)."""
-    pieces: list[Piece] = []
-    families: dict[tuple[int, tuple[int, ...]], list[Piece]] = {}
+    pieces: list[PackedRow] = []
+    families: dict[tuple[int, tuple[int, ...]], list[PackedRow]] = {}
     for whole in whole_rows(rows, weightless=weightless):
         shared = whole.row.prompt_tokens - 1
         if shared < 1 or whole.end <= shared or any(whole.row.loss_mask[: whole.row.prompt_tokens]):
@@ -149,9 +149,9 @@ def share_prompts(rows: Sequence[TrainRow], tally: Tally, *, weightless: bool = 
             continue
         shared, parent = len(tokens), len(pieces)
         first = members[0].row
-        pieces.append(Piece(row=first, first=0, end=shared, span=RowSpan(length=shared), trained=False))
+        pieces.append(PackedRow(row=first, first=0, end=shared, span=RowSpan(length=shared), trained=False))
         for member in members:
             span = RowSpan(length=member.end - shared, start=shared, parent=parent, parent_tokens=shared)
-            pieces.append(Piece(row=member.row, first=shared, end=member.end, span=span))
-        tally.extra[SAVED] = tally.extra.get(SAVED, 0.0) + shared * (len(members) - 1)
+            pieces.append(PackedRow(row=member.row, first=shared, end=member.end, span=span))
+        counters.extra[SAVED] = counters.extra.get(SAVED, 0.0) + shared * (len(members) - 1)
     return pieces
