@@ -14,6 +14,7 @@ Called by tasks.source and tools/prepare_data.py.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import posixpath
 import re
@@ -30,7 +31,10 @@ from megathunder.config.tasks import TasksConfig
 from megathunder.errors import ConfigError, UserError
 from megathunder.tasks.row_files import unicode_error
 from megathunder.tasks.task import Task, TaskFile, TerminalTests
+from megathunder.tasks.terminal_settings import not_honoured, with_environment, workdir_of
 
+log = logging.getLogger(__name__)
+_said: set[str] = set()
 ROOTS = ("app", "data")  # folders of / that a sandbox keeps in its work folder
 HELDOUT_SHARE = 0.05
 AGENT_LIMITS = (("agent", "timeout_sec"), ("max_agent_timeout_sec",))  # Harbor, Terminal-Bench 1
@@ -91,12 +95,20 @@ def read_folder(folder: Path, max_turns: int) -> Task:
         raise _unusable(folder, "the instruction is empty", "what is to be done, in words")
     build = folder if classic else folder / "environment"
     workdir, files = container_files(build)
+
+    def refuse(seen: str, expected: str) -> UserError:
+        return _unusable(folder, seen, expected)
+
+    if not classic:
+        workdir = workdir_of(settings, refuse) or workdir
+        _check_below_roots(workdir, build)
+        _say_not_honoured(folder, [*not_honoured(settings, refuse)])
     tests = tuple(_folder_files(folder / "tests", "tests"))
     command, weights = "", tuple[tuple[str, float], ...]()
     if (folder / "weights.json").is_file():
         weights = read_weights(folder / "weights.json")
     elif not classic:
-        command = "bash /tests/test.sh"
+        command = with_environment("bash /tests/test.sh", settings, refuse)
     if not tests:
         raise _unusable(folder, "tests/ is missing or empty", "tests")
     return Task(
@@ -169,9 +181,20 @@ def container_files(build: Path) -> tuple[str, list[TaskFile]]:
                 if step.strip() and not INSTALL.search(step) and not HARMLESS.match(step.strip()):
                     raise _unusable(build, f"its Dockerfile runs {step.strip()!r}", "COPY, WORKDIR and installations")
     for path in (*files, workdir.lstrip("/")):
-        if path.split("/")[0] not in ROOTS:
-            raise _unusable(build, f"its Dockerfile uses /{path}", f"files below /{', /'.join(ROOTS)}")
+        _check_below_roots(path, build)
     return workdir, list(files.values())
+
+
+def _check_below_roots(path: str, folder: Path) -> None:
+    if path.lstrip("/").split("/")[0] not in ROOTS:
+        raise _unusable(folder, f"it uses /{path.lstrip('/')}", f"files below /{', /'.join(ROOTS)}")
+
+
+def _say_not_honoured(folder: Path, names: list[str]) -> None:
+    """Once per set of names and process: a thousand tasks of one author ask for the same."""
+    if names and (asked := ", ".join(sorted(names))) not in _said:
+        _said.add(asked)
+        log.warning("task %s (and others like it): %s not honoured; [sandbox] has the limits", folder.name, asked)
 
 
 def _words(build: Path, rest: str) -> list[str]:

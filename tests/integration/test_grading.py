@@ -11,8 +11,9 @@ from examples.policies.build.demonstrations import Demonstration, demonstrate
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.config.tasks import TasksConfig
 from megathunder.rewards.grading import grade
+from megathunder.rewards.verifiers import tests_reward
 from megathunder.sandbox import Sandbox, SandboxPool
-from megathunder.tasks import ProgramCheck, Task, TaskFile, build_source, observation_text
+from megathunder.tasks import ProgramCheck, RepositoryTests, Task, TaskFile, build_source, observation_text
 from megathunder.tasks.shell import KINDS
 
 CONFIG = SandboxConfig(warm=2)
@@ -120,3 +121,25 @@ def test_grading_works_from_the_event_loop_of_a_worker_thread() -> None:
         return await asyncio.to_thread(graded, task, "true", answer)
 
     assert asyncio.run(body()) == 1.0
+
+
+def test_a_verifier_may_name_thousands_of_tests() -> None:
+    """Its result is longer than what a sandbox keeps of an output."""
+    names = [f"test_a.py::test_{'a_long_name_of_one_test_' * 2}{i:05d}" for i in range(3000)]
+    body = "\n".join(f"def {name.partition('::')[2]}(): assert value" for name in names)
+    check = RepositoryTests(
+        fail_to_pass=tuple(names),
+        pass_to_pass=(),
+        files=(TaskFile(path="test_a.py", content=f"from a import value\n{body}\n"),),
+    )
+
+    async def rewards() -> list[float]:
+        pool = SandboxPool(CONFIG)
+        await pool.start()
+        try:
+            sources = [[TaskFile(path="a.py", content=f"value = {value}\n")] for value in (True, False)]
+            return [await tests_reward(check, source, pool, 60.0) for source in sources]
+        finally:
+            await pool.close()
+
+    assert len("".join(names)) > CONFIG.output_bytes and asyncio.run(rewards()) == [1.0, 0.0]

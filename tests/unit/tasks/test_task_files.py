@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -323,3 +324,36 @@ def test_problems_of_a_file_are_split_by_content(tmp_path):
     (tmp_path / "p.jsonl").write_text("{")
     with pytest.raises(ConfigError, match="JSONL"):
         build_source(TasksConfig(source="math", path=str(tmp_path / "p.jsonl")))
+
+
+def test_what_a_task_asks_for_is_honoured_or_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = (
+        '[environment]\nworkdir = "/data"\nmemory = "2G"\ncpus = 2\ngpus = 0\nallow_internet = true\n'
+        '[verifier.env]\nMODE = "a b"\n[agent]\nuser = "x"\n[metadata]\ndifficulty = "easy"\n'
+    )
+    task = read_folder(terminal_folder(tmp_path / "asks", "task.toml", text), 3)
+    assert task.folder == "/data" and task.grading.folder == "data"
+    assert task.grading.command == "env MODE='a b' bash /tests/test.sh"
+    said = "agent.user, environment.allow_internet, environment.cpus, environment.gpus, environment.memory"
+    assert f"{said} not honoured" in caplog.text
+    read_folder(terminal_folder(tmp_path / "again", "task.toml", text), 3)
+    assert caplog.text.count("not honoured") == 1
+
+
+@pytest.mark.parametrize(
+    ("section", "line"),
+    [
+        ("environment", "memory = -3"),
+        ("environment", 'memory = "much"'),
+        ("environment", "cpus = true"),
+        ("environment", "gpus = -1"),
+        ("environment", 'allow_internet = "yes"'),
+        ("environment", "workdir = 5"),
+        ("environment", 'workdir = "/etc"'),
+        ("verifier.env", "MODE = 5"),
+        ("verifier.env", 'MODE = "${SECRET}"'),
+    ],
+)
+def test_nonsense_in_task_toml_is_refused(tmp_path: Path, section: str, line: str) -> None:
+    with pytest.raises(UserError, match=line.split(" = ")[0] if "etc" not in line else "/etc"):
+        read_folder(terminal_folder(tmp_path / "task", "task.toml", f"[{section}]\n{line}\n"), 3)
