@@ -9,6 +9,7 @@ from fake_learner import FakeCell, divergence, row_gradient
 
 from megathunder.accumulator_keys import BATCH
 from megathunder.config.root import Config
+from megathunder.objectives.base import Objective
 from megathunder.schedule.scheduler import UpdateScheduler
 from megathunder.types import (
     Differentiate,
@@ -69,10 +70,11 @@ def drive(
     seed: int = 0,
     version: int = 0,
     exact: bool = False,
+    objective: Objective | None = None,
 ) -> Outcome:
     """Deliver `events` in order; between them, cells take and finish work at random, up to two commands ahead."""
     rng = random.Random(seed)
-    scheduler = UpdateScheduler(config, 0, version, sizes, cells)
+    scheduler = UpdateScheduler(config, 0, version, sizes, cells, objective)
     outcome = Outcome(scheduler, [FakeCell(config.streaming.release, exact=exact) for _ in range(cells)], [])
     busy: dict[int, list[Differentiate | Fold | Score]] = {}
     queue, now = list(events), 0.0
