@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from oracles.objective_losses import grpo_loss, opd_loss
 
-from megathunder.config.objective import GrpoConfig, LossConfig
+from megathunder.config.objective import LossConfig
 from tests.equality import worlds
 
 
@@ -42,7 +42,9 @@ def units_of_case(case, version):
     if rng.random() < 0.7:
         sizes = [rng.randint(2, 4) for _ in range(rng.randint(1, 4))]
         groups = worlds.random_groups(rng, values=rng.choice([(0.0, 1.0), (0.0, 0.5, 1.0)]), sizes=sizes)
-        grpo = GrpoConfig(advantage=rng.choice(["std", "sample_std", "none", "leave_one_out"]))
+        grpo = worlds.grpo_of(rng.choice(["std", *worlds.ADVANTAGES]))
+        if grpo.advantage == "gdpo":
+            groups = worlds.with_parts(rng, groups)
         tapes = [Tape() for _ in groups]
         z = worlds.stream_grpo(
             None, groups, rng, grpo=grpo, loss=loss, reward_values=9, content_ready=0.3,
@@ -51,7 +53,11 @@ def units_of_case(case, version):
 
         def naive(logprobs_of):
             return grpo_loss(
-                logprobs_of, groups, advantage=grpo.advantage, normalisation=loss.normalisation, constant=11.0
+                logprobs_of,
+                groups,
+                **worlds.naive_advantage(grpo.advantage),
+                normalisation=loss.normalisation,
+                constant=11.0,
             )
 
         return [tape.commands for tape in tapes], naive, z

@@ -10,7 +10,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracles.objective_losses import naive_advantages, salt_update
+from oracles.advantages import group_advantages
+from oracles.objective_losses import salt_update
 
 from megathunder.accumulator_keys import AccumulatorKey
 from megathunder.config.root import Config
@@ -105,7 +106,7 @@ def naive(learner, config: Config, groups) -> torch.Tensor:
     """[D]: SALT of every group, or of the batch, on whole gradients."""
     salt, features, weights = config.salt, [], []
     for group in groups:
-        advantages = naive_advantages([t.reward for t in group], config.grpo.advantage, config.grpo.epsilon)
+        advantages = group_advantages([t.reward for t in group], config.grpo.advantage, config.grpo.epsilon)
         if any(advantages):
             features.append(own_gradients(learner, group, config.loss.normalisation))
             weights.append(torch.tensor(advantages, dtype=torch.float64))

@@ -4,11 +4,13 @@ import random
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from oracles.objective_losses import grpo_loss, opd_loss
 
 from megathunder.config.objective import GrpoConfig, LossConfig
+from megathunder.config.root import Config
+from megathunder.objectives.build_objective import build_objective
 from tests.equality import worlds
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
@@ -67,6 +69,71 @@ def test_streamed_grpo_gradient_equals_barrier_gradient(
         return
     assert worlds.largest_difference(got, worlds.naive_gradient(learner, naive)) < tolerance(learner)
     assert not learner.store.open_keys
+
+
+@FEW
+@given(
+    seed=st.integers(0, 10**6),
+    sizes=st.lists(st.integers(2, 5), min_size=1, max_size=3),
+    values=st.sampled_from([(0.0, 1.0), (0.0, 0.25, 0.5, 1.0)]),
+    advantage=st.sampled_from(worlds.ADVANTAGES),
+    normalisation=st.sampled_from(["token_mean", "sequence_mean", "constant"]),
+    reward_values=st.sampled_from([0, 1, 2, 5]),
+    content_ready=st.sampled_from([0.0, 0.5]),
+)
+def test_any_advantage_that_treats_equal_rewards_equally_streams_exactly(
+    learner, seed, sizes, values, advantage, normalisation, reward_values, content_ready
+):
+    rng = random.Random(seed)
+    groups = worlds.random_groups(rng, values=values, sizes=sizes)
+    groups = worlds.with_parts(rng, groups) if advantage == "gdpo" else groups
+    learner.runner.token_loss = type(learner.runner.token_loss)()
+    worlds.clear(learner)
+    z = worlds.stream_grpo(
+        learner,
+        groups,
+        rng,
+        grpo=worlds.grpo_of(advantage),
+        loss=LossConfig(normalisation=normalisation, constant=7.0),
+        reward_values=reward_values,
+        content_ready=content_ready,
+    )
+    got = worlds.streamed_gradient(learner, 1.0 / z)
+    naive = grpo_loss(
+        worlds.logprobs_of(learner),
+        groups,
+        **worlds.naive_advantage(advantage),
+        normalisation=normalisation,
+        constant=7.0,
+    )
+    assume(torch.is_tensor(naive))
+    assert worlds.largest_difference(got, worlds.naive_gradient(learner, naive)) < tolerance(learner)
+    assert not learner.store.open_keys
+
+
+@FEW
+@given(
+    seed=st.integers(0, 10**6),
+    normalisation=st.sampled_from(["token_mean", "sequence_mean", "constant"]),
+)
+def test_an_objective_in_a_file_streams_exactly(learner, seed, normalisation):
+    """REINFORCE with a baseline from the updates before."""
+    rng = random.Random(seed)
+    groups = worlds.random_groups(rng, values=(0.0, 0.3, 1.0), sizes=(3, 1))
+    loss = LossConfig(normalisation=normalisation, constant=7.0)
+    objective = build_objective(Config(objective=worlds.OWN_OBJECTIVE, loss=loss))
+    learner.runner.token_loss = type(learner.runner.token_loss)()
+    worlds.clear(learner)
+    z = worlds.stream_grpo(learner, groups, rng, objective=objective)
+    got = worlds.streamed_gradient(learner, 1.0 / z)
+    naive = grpo_loss(
+        worlds.logprobs_of(learner),
+        groups,
+        advantage=lambda group: [t.reward - 0.5 for t in group],
+        normalisation=normalisation,
+        constant=7.0,
+    )
+    assert worlds.largest_difference(got, worlds.naive_gradient(learner, naive)) < tolerance(learner)
 
 
 @FEW

@@ -7,10 +7,14 @@ accumulators the objective names, groups close when their last reward is there, 
 import dataclasses
 import json
 import random
+import runpy
 from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import torch
+from oracles.advantages import group_advantages, separate_advantages
 
 from megathunder.accumulator_keys import BATCH, AccumulatorKind
 from megathunder.config.learner import LearnerConfig
@@ -164,6 +168,47 @@ def random_groups(rng, *, values, sizes):
         [random_trajectory(rng, b, i, reward=rng.choice(values), split=rng.random() < 0.2) for i in range(size)]
         for b, size in enumerate(sizes)
     ]
+
+
+OWN_ADVANTAGE = f"{Path(__file__).parents[1] / 'unit' / 'schedule' / 'own_advantage.py'}:hashed"
+hashed = runpy.run_path(OWN_ADVANTAGE.rpartition(":")[0])["hashed"]
+OWN_OBJECTIVE = f"{Path(__file__).parents[1] / 'unit' / 'schedule' / 'reinforce.py'}:build"
+OVER_BATCH = ("reinforce_plus_plus_baseline", "gdpo")
+ADVANTAGES = ("sample_std", "none", "leave_one_out", *OVER_BATCH, "maxrl", "pass_at_k", OWN_ADVANTAGE)
+
+
+PART_WEIGHTS = (1.0, 0.5)  # different ones: two rewards that normalise to opposite numbers would leave rounding alone
+
+
+def grpo_of(advantage):
+    """Settings of an advantage; `pass_k` is 1, so that every group has one more."""
+    return GrpoConfig(advantage=advantage, pass_k=1, reward_weights=PART_WEIGHTS if advantage == "gdpo" else ())
+
+
+def with_parts(rng, groups):
+    """The same groups with two rewards per trajectory, whose sum is the reward."""
+
+    def parted(trajectory):
+        parts = {"correct": trajectory.reward, "short": rng.choice([0.0, 0.5])}
+        return msgspec.structs.replace(trajectory, reward=sum(parts.values()), reward_parts=parts)
+
+    return [[parted(t) for t in group] for group in groups]
+
+
+def naive_advantage(name):
+    """Arguments of the naive loss for `grpo_of(name)`."""
+
+    def advantage(group):
+        if name == "gdpo":
+            return separate_advantages([sorted_parts(t) for t in group], PART_WEIGHTS)
+        rewards = [t.reward for t in group]
+        return hashed(rewards) if name == OWN_ADVANTAGE else group_advantages(rewards, name, k=1)
+
+    return {"advantage": advantage, "over_batch": name in OVER_BATCH}
+
+
+def sorted_parts(trajectory):
+    return [trajectory.reward_parts[key] for key in sorted(trajectory.reward_parts)] or [trajectory.reward]
 
 
 class Packer:

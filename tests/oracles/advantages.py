@@ -76,10 +76,13 @@ def by_group(
     return result
 
 
-def separate_advantages(rewards: Sequence[Sequence[float]], epsilon: float = 1e-6) -> list[float]:
+def separate_advantages(
+    rewards: Sequence[Sequence[float]], weights: Sequence[float] = (), epsilon: float = 1e-6
+) -> list[float]:
     """GDPO before the batch: every reward of a group normalised by itself, then added; [n][K] -> [n]."""
     columns = [group_advantages(column, "std", epsilon) for column in zip(*rewards, strict=True)]
-    return [math.fsum(row) for row in zip(*columns, strict=True)]
+    factors = weights or [1.0] * len(columns)
+    return [math.fsum(w * a for w, a in zip(factors, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def batch_deviation(weights: Sequence[float]) -> float:

@@ -17,41 +17,34 @@ import torch
 from torch import Tensor
 
 from megathunder.types import Row, Trajectory
+from oracles.advantages import batch_deviation, group_advantages
 
 LogprobsOf = Callable[[tuple[int, ...]], Tensor]
-
-
-def naive_advantages(rewards: Sequence[float], normalisation: str, epsilon: float) -> list[float]:
-    """Advantages of one group, from the textbook formulas."""
-    n, values = len(rewards), [float(r) for r in rewards]
-    if len(set(values)) <= 1:
-        return [0.0] * n
-    mean = sum(values) / n
-    if normalisation == "none":
-        return [r - mean for r in values]
-    if normalisation == "leave_one_out":
-        return [r - (sum(values) - r) / (n - 1) for r in values]
-    freedom = n if normalisation == "std" else n - 1
-    spread = math.sqrt(sum((r - mean) ** 2 for r in values) / freedom)
-    return [(r - mean) / (spread + epsilon) for r in values]
 
 
 def grpo_loss(
     logprobs_of: LogprobsOf,
     groups: Sequence[Sequence[Trajectory]],
     *,
-    advantage: str,
+    advantage: str | Callable[[Sequence[Trajectory]], Sequence[float]],
     epsilon: float = 1e-6,
+    over_batch: bool = False,
     normalisation: str = "token_mean",
     constant: float = 1.0,
     importance_cap: float = 0.0,
     kl_coefficient: float = 0.0,
     reference_of: LogprobsOf | None = None,
 ) -> Tensor:
-    """Scalar loss of rewarded trajectories; `reference_of` answers the reference policy's log-probabilities."""
+    """Scalar loss of rewarded trajectories; `reference_of` answers the reference policy's log-probabilities. `advantage`
+    is a name, or answers the advantages of a group; `over_batch` divides them by their deviation over the batch."""
     total: Tensor | float = 0.0
+    everything: list[float] = []
     for group in groups:
-        weights = naive_advantages([t.reward for t in group], advantage, epsilon)
+        if callable(advantage):
+            weights = list(advantage(group))
+        else:
+            weights = group_advantages([t.reward for t in group], advantage, epsilon)
+        everything += weights
         for weight, trajectory in zip(weights, group, strict=True):
             unit = _unit(trajectory, normalisation)
             for row in trajectory.rows if kl_coefficient else ():
@@ -66,7 +59,8 @@ def grpo_loss(
                 if importance_cap > 0:
                     ratio = (logprobs.detach() - engine).exp().clamp(max=importance_cap)
                 total = total + weight * unit * (ratio * -logprobs).sum()
-    return total / normaliser([t for g in groups for t in g], normalisation, constant)
+    z = normaliser([t for g in groups for t in g], normalisation, constant)
+    return total / (z * (batch_deviation(everything) + epsilon) if over_batch else z)
 
 
 def opd_loss(
