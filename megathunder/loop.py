@@ -8,7 +8,7 @@ Backpressure, what each side waits for and who unblocks it:
     a cell          a runnable contribution            an event (turn, reward, score), or a free accumulator
                     (with one in hand and others that wait it has the next before it is done)
     a new group     a group that closes with equal rewards (dynamic sampling)
-    the step        `scheduler.finished`               the last Done
+    the step        `scheduler.finished`               the last Done, and the last reward
     next rollouts   every live server's acknowledgement of the new version
 
 A schedule that samples one update ahead starts the next rollouts before it learns from these; publication then waits
@@ -41,9 +41,10 @@ async def train(run: Coordinator) -> None:
 
 
 async def stream(run: Coordinator, scheduler: UpdateScheduler, rollouts: Rollouts) -> None:
-    """Feed events to the scheduler and its commands to free cells until nothing of the update is left to do."""
+    """Feed events to the scheduler and its commands to free cells until nothing of the update is left to do, and the
+    last reward is in."""
     run.listen(rollouts)
-    while not scheduler.finished:
+    while not (scheduler.finished and rollouts.drained):
         run.replace_groups(scheduler, rollouts)
         for cell in run.free_cells:
             if command := scheduler.next_work(cell, time.monotonic()):
@@ -59,4 +60,3 @@ async def stream(run: Coordinator, scheduler: UpdateScheduler, rollouts: Rollout
                 run.note(message, rollouts)
                 scheduler.on_event(message, time.monotonic())
         run.show(scheduler, rollouts)
-    await rollouts.ended()

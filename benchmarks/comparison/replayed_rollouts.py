@@ -118,7 +118,9 @@ def events_of(record: TrajectoryRecord, identity: TrajectoryId, version: int, ti
     if record.reward is not None:
         waited = timing.at(record.rewarded_s) - end if record.rewarded_s is not None else 0.0
         took = max(waited, 0.0) + timing.verifier_s
-        events.append(Rewarded(id=identity, reward=record.reward, verifier_s=took, at_s=end + took))
+        events.append(
+            Rewarded(id=identity, reward=record.reward, verifier_s=took, at_s=end + took, parts=record.reward_parts)
+        )
     return sorted(events, key=lambda event: event.at_s)  # stable: causes stay before effects at equal times
 
 
@@ -184,7 +186,7 @@ class ReplayedSupply:
         recorded = self._of(batch)
         return [_placeholder(record) for record in recorded[index]] if index < len(recorded) else None
 
-    async def collect(self, rollouts: Rollouts, first_group: int) -> None:
+    async def collect(self, rollouts: Rollouts, groups: range) -> None:
         """Emit the events of these groups at their times."""
         recorded = self._of(rollouts.batch)
         settings = self._recording
@@ -193,7 +195,7 @@ class ReplayedSupply:
         shuffle = random.Random(f"{settings.shuffle_seed}/{rollouts.update}") if settings.shuffle_seed else None
         every = timings(recorded, settings, shuffle)
         events: list[Event] = []
-        for b in range(first_group, len(rollouts.groups)):
+        for b in groups:
             for i, record in enumerate(recorded[b]):
                 identity = TrajectoryId(rollouts.update, b, i)
                 events += events_of(record, identity, rollouts.policy_version, every[b][i])
@@ -206,7 +208,7 @@ class ReplayedSupply:
             remedy="set run.evaluate_every = 0",
         )
 
-    async def collect_rewards(self, rollouts: Rollouts, first_group: int) -> None:
+    async def collect_rewards(self, rollouts: Rollouts, groups: range) -> None:
         self.heldout()
 
     def _of(self, batch: int) -> Recorded:

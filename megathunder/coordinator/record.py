@@ -113,7 +113,7 @@ class UpdateRecord:
         """The row of the finished update; also records its phases in the trace."""
         rollouts, report = self._rollouts, scheduler.report
         for trajectory in rollouts.trajectories.values():
-            self._tally.trajectory(trajectory)
+            self._tally.trajectory(trajectory, counts=scheduler.counts_in_statistics(trajectory.id.group))
         clock = Clock(
             first_request_s=self._begins_s,
             last_signal_s=max(rollouts.last_reward_at_s, self._begins_s),

@@ -41,7 +41,7 @@ def cause_of(reason: str) -> str:
     return re.sub(r"/\S+|\d+", "*", reason)
 
 
-Collect = Callable[["Rollouts", int], Awaitable[None]]  # from which group on
+Collect = Callable[["Rollouts", range], Awaitable[None]]  # of which groups
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
@@ -62,19 +62,21 @@ class Rollouts:
 
     def start(self, collect: Collect) -> Rollouts:
         """Begin sampling; returns itself."""
-        self._tasks.append(asyncio.create_task(self._run(collect, 0)))
+        self._tasks.append(asyncio.create_task(self._run(collect, range(len(self.groups)))))
         return self
 
     def add_group(self, tasks: list[Task], collect: Collect) -> None:
         """Sample one more group beside those that run."""
         self.groups.append(tasks)
-        self._tasks.append(asyncio.create_task(self._run(collect, len(self.groups) - 1)))
+        self._tasks.append(asyncio.create_task(self._run(collect, range(len(self.groups) - 1, len(self.groups)))))
 
-    async def _run(self, collect: Collect, first_group: int) -> None:
+    async def _run(self, collect: Collect, groups: range) -> None:
         try:
-            await collect(self, first_group)
+            await collect(self, groups)
         except Exception as error:
             self.inbox.put_nowait(error)
+        finally:
+            self.inbox.put_nowait(None)
 
     async def messages(self, timeout_s: float) -> list[Message]:
         """What has come in, waiting for something (None wakes without a message).
@@ -121,6 +123,12 @@ class Rollouts:
             return
         first = next(iter(self.lost.values()))
         raise InfrastructureFailure(f"{len(self.lost)} of {self.expected} trajectories lost: {first}")
+
+    @property
+    def drained(self) -> bool:
+        """No event is outstanding: graders may go on after the last contribution is weighed (distillation, replaced
+        groups)."""
+        return not self.running and self.inbox.empty()
 
     async def ended(self) -> None:
         """Wait until no trajectory of these is in flight any more."""

@@ -2,7 +2,7 @@
 
     groups(batch)          the groups an update begins with
     another(batch, n)      group n, in the place of one whose rewards were equal; None where there is none
-    collect(rollouts, n)   emits the events of groups n, n + 1, ... into `rollouts.inbox`
+    collect(rollouts, groups)   emits the events of these groups into `rollouts.inbox`
 
 Called by the coordinator.
 """
@@ -39,12 +39,12 @@ class Supply(Protocol):
 
     def another(self, batch: int, index: int) -> list[Task] | None: ...
 
-    async def collect(self, rollouts: Rollouts, first_group: int) -> None: ...
+    async def collect(self, rollouts: Rollouts, groups: range) -> None: ...
 
     def heldout(self) -> Groups:
         """Groups of held-out tasks."""
 
-    async def collect_rewards(self, rollouts: Rollouts, first_group: int) -> None:
+    async def collect_rewards(self, rollouts: Rollouts, groups: range) -> None:
         """`collect` without the teacher, for evaluation."""
 
 
@@ -88,23 +88,24 @@ class SampledSupply:
         except ConfigError:  # a source that does not wrap is used up: the update goes on without
             return None
 
-    async def collect(self, rollouts: Rollouts, first_group: int) -> None:
-        await self._collect(rollouts, first_group, score=True)
+    async def collect(self, rollouts: Rollouts, groups: range) -> None:
+        await self._collect(rollouts, groups, score=True)
 
     def heldout(self) -> Groups:
         tasks = self._source.heldout(self._config.tasks.heldout)
         return [[task] * self._config.run.evaluate_attempts for task in tasks]
 
-    async def collect_rewards(self, rollouts: Rollouts, first_group: int) -> None:
-        await self._collect(rollouts, first_group, score=False)
+    async def collect_rewards(self, rollouts: Rollouts, groups: range) -> None:
+        await self._collect(rollouts, groups, score=False)
 
-    async def _collect(self, rollouts: Rollouts, first_group: int, *, score: bool) -> None:
+    async def _collect(self, rollouts: Rollouts, groups: range, *, score: bool) -> None:
         await self._collector.collect(
             rollouts.update,
             rollouts.policy_version,
-            rollouts.groups[first_group:],
+            rollouts.groups[groups.start : groups.stop],
             rollouts.inbox.put_nowait,
             batch=rollouts.batch,
-            first_group=first_group,
+            first_group=groups.start,
+            first_lane=sum(len(group) for group in rollouts.groups[: groups.start]),
             score=score,
         )

@@ -180,9 +180,10 @@ class UpdateTally:
     _busy_s: float = 0.0
     _flops: Flops = field(default_factory=Flops)
 
-    def trajectory(self, trajectory: Trajectory) -> None:
-        """A trajectory that counts."""
-        if trajectory.reward is not None:
+    def trajectory(self, trajectory: Trajectory, *, counts: bool = True) -> None:
+        """A sampled trajectory; `counts`: its group was neither replaced nor dropped, so that its reward is one of the
+        batch."""
+        if trajectory.reward is not None and counts:
             self._rewards[trajectory.id.group] += Summary.of([trajectory.reward])
             self._all_rewards.append(trajectory.reward)
         self._turns.append(trajectory.turns)

@@ -35,8 +35,9 @@ def grpo_loss(
     kl_coefficient: float = 0.0,
     reference_of: LogprobsOf | None = None,
 ) -> Tensor:
-    """Scalar loss of rewarded trajectories; `reference_of` answers the reference policy's log-probabilities. `advantage`
-    is a name, or answers the advantages of a group; `over_batch` divides them by their deviation over the batch."""
+    """Scalar loss of rewarded trajectories; `reference_of` answers the reference policy's log-probabilities. The
+    `advantage` is a name, or answers the advantages of a group; `over_batch` divides them by their
+    deviation over the batch."""
     total: Tensor | float = 0.0
     everything: list[float] = []
     for group in groups:

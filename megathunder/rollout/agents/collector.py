@@ -120,18 +120,19 @@ class Collector:
         temperature: float | None = None,
         score: bool = True,
         first_group: int = 0,
+        first_lane: int = 0,
     ) -> None:
         """Run trajectory i of group b on groups[b - first_group][i]; returns when every one is rewarded (and scored)
         or lost.
 
+        `first_lane` is how many trajectories this update had before: each has a lane of the timeline to itself.
         Sampling seeds come from `batch` (default `update`): two updates of one batch draw the same tokens.
         """
         numbered = enumerate(groups, first_group)
         work = [(TrajectoryId(update, b, i), task) for b, group in numbered for i, task in enumerate(group)]
         drawn = update if batch is None else batch
-        lane = first_group * len(groups[0]) if groups else 0
         await self.attempt(
-            policy_version, work, emit, batch=drawn, temperature=temperature, score=score, first_lane=lane
+            policy_version, work, emit, batch=drawn, temperature=temperature, score=score, first_lane=first_lane
         )
 
     async def attempt(

@@ -37,7 +37,7 @@ class Evaluated(ReplayedSupply):
     def heldout(self) -> list[list[Task]]:
         return [[task, task] for task in TASKS]
 
-    async def collect_rewards(self, rollouts: Rollouts, first_group: int) -> None:
+    async def collect_rewards(self, rollouts: Rollouts, groups: range) -> None:
         self.versions.append(rollouts.policy_version)
         for t in range(len(TASKS)):
             for attempt in range(2):

@@ -14,6 +14,7 @@ from megathunder.config import Config
 from megathunder.coordinator.assembly import Parts
 from megathunder.coordinator.coordinator import Coordinator
 from megathunder.coordinator.persistence import Persistence
+from megathunder.coordinator.rollouts import Rollouts
 from megathunder.coordinator.sizing import GroupSizes
 from megathunder.loop import train
 from megathunder.metrics.row import MetricsRow
@@ -50,11 +51,13 @@ class AnsweringLearner:
         return command, [self._done(command, cell, stats) for cell in range(self.cells)]
 
 
-def run(recording: Path, config: Config, schedules: tuple[str, ...] = ()) -> tuple[list[MetricsRow], AnsweringLearner]:
+def run(
+    recording: Path, config: Config, schedules: tuple[str, ...] = (), *, verifier_s: float = 0.0
+) -> tuple[list[MetricsRow], AnsweringLearner]:
     """The rows of a replay of `recording`, and what the learner was told."""
     rows: list[MetricsRow] = []
     learner = AnsweringLearner()
-    fast = Recording(run=str(recording), speed=50.0)
+    fast = Recording(run=str(recording), speed=50.0, verifier_s=verifier_s)
     plan = AlternatingUpdates(config, Alternation(schedules=schedules, block=2, recording=fast))
     monitor = SimpleNamespace(record=lambda event: None, refresh=lambda progress: None, row=rows.append)
     parts = Parts(
@@ -105,6 +108,44 @@ def test_the_row_of_an_update_of_equal_rewards_says_that_nothing_was_trained(tmp
     assert (none.stepped, none.trained_tokens, none.loss, none.contributions_applied) == (False, 0, None, 0)
     assert (some.stepped, some.contributions_applied) == (True, 4) and some.loss is not None
     assert 0 < some.trained_tokens < sum(some.tokens_by_lag.values()) == some.trajectories * some.response_tokens_mean
+
+
+def test_rewards_of_replaced_groups_are_no_part_of_the_batch_and_equal_ones_are_counted_beside_a_kl_term(
+    tmp_path: Path,
+) -> None:
+    recording = recorded(tmp_path, groups=5, equal=(1,))
+    (plain,), _ = run(recording, settings())
+    (sampling,), _ = run(recording, settings(grpo={"dynamic_sampling": True, "max_replacements": 2}))
+    assert plain.reward_mean != 0.5 and sampling.reward_mean == 0.5 and sampling.trajectories == 16
+    assert sampling.prompt_reward_max == 0.5, "no group of equal rewards is in the batch"
+    (diverging,), _ = run(recording, settings(grpo={"kl_coefficient": 0.1}))
+    assert (plain.groups_degenerate, diverging.groups_degenerate) == (1, 1)
+    assert diverging.contributions_applied == 12, "every trajectory has a divergence"
+
+
+def test_graders_slower_than_the_learner_are_waited_for_where_nothing_depends_on_them(tmp_path: Path) -> None:
+    """Distillation: no weight needs the reward, the row does. The wait is rollout time, not part of the suffix."""
+    write_update(RunFolder(tmp_path), 0, groups=3, size=4, scored=True)
+    config = dataclasses.replace(settings(), objective="opd")
+    (row,), _ = run(tmp_path, config, verifier_s=0.5)
+    assert row.reward_mean == 0.5 and row.contributions_applied > 0
+    assert row.rollout_s > 0.5 and row.suffix_s < 0.4
+
+
+def test_two_groups_that_are_replaced_at_once_are_sampled_once_each() -> None:
+    async def sampled() -> list[range]:
+        found: list[range] = []
+
+        async def collect(rollouts: Rollouts, groups: range) -> None:
+            found.append(groups)
+
+        rollouts = Rollouts(update=0, batch=0, policy_version=0, groups=[[], []]).start(collect)
+        rollouts.add_group([], collect)
+        rollouts.add_group([], collect)
+        await rollouts.ended()
+        return found
+
+    assert asyncio.run(sampled()) == [range(2), range(2, 3), range(3, 4)]
 
 
 def test_an_update_goes_on_when_no_task_is_left_to_draw(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from tests.unit.coordinator.recordings import trajectory_events
 class Sampling:
     """A collector whose trajectories are functions of (batch, group, index): two runs of one batch sample alike."""
 
-    async def collect(self, update, version, groups, emit, *, batch, first_group, score) -> None:
+    async def collect(self, update, version, groups, emit, *, batch, first_group, first_lane, score) -> None:
         for b, group in enumerate(groups, first_group):
             for i in range(len(group)):
                 rng = random.Random(f"{batch}/{b}/{i}")
