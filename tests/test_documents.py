@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,12 @@ def test_every_room_is_on_the_architecture_page() -> None:
 def test_every_page_is_in_the_navigation() -> None:
     text = yaml.safe_dump(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
     assert not [page for page in PAGES if Path(page).name not in text]
+
+
+def test_generated_pages_are_current() -> None:
+    pages = runpy.run_path(str(ROOT / "docs" / "make_reference.py"))["PAGES"]
+    stale = [name for name, write in pages.items() if (ROOT / "docs" / name).read_text() != write()]
+    assert not stale, f"run: python docs/make_reference.py ({', '.join(stale)})"
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
