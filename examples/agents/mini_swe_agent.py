@@ -1,10 +1,12 @@
 """mini-swe-agent (PyPI, version 2) as the harness of a run: `rollout.agent = "command"` starts one for each trajectory.
 
-    python examples/agents/mini_swe_agent.py [--config FILE.yaml] [--loop N]
+    python examples/agents/mini_swe_agent.py [--tools] [--config FILE.yaml]
 
 Its own agent loop, prompts and parser, with two parts from here: a model that asks the run's endpoint (OPENAI_BASE_URL,
 OPENAI_API_KEY), and an environment whose commands run in the sandbox of the session, never on this machine.
---config  sections agent, model, environment as mini-swe-agent has them; default: its own mini_textbased.yaml
+--tools   commands are tool calls, not text
+--config  sections agent, model, environment as mini-swe-agent has them; default: its own mini_textbased.yaml, with
+          --tools its mini.yaml
 
 litellm, which its own model classes need, is not used. Exits with 0 when the session is ended, or a limit ended it.
 """
@@ -25,7 +27,9 @@ import yaml
 from minisweagent.agents.default import DefaultAgent
 from minisweagent.config import get_config_path
 from minisweagent.exceptions import FormatError, LimitsExceeded, Submitted
+from minisweagent.models.openrouter_model import OpenRouterModel
 from minisweagent.models.openrouter_textbased_model import OpenRouterTextbasedModel
+from minisweagent.models.utils.actions_toolcall import BASH_TOOL
 
 BASE = os.environ["OPENAI_BASE_URL"]
 HEADERS = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
@@ -77,6 +81,13 @@ class EndpointModel(OpenRouterTextbasedModel):
         return spoken | {"extra": {"actions": actions}}
 
 
+class ToolModel(OpenRouterModel):
+    """mini-swe-agent's own tool calls, of its one tool bash, at the run's endpoint."""
+
+    def _query(self, messages: list[dict], **_: object) -> dict:
+        return call("/chat/completions", {"messages": messages, "tools": [BASH_TOOL]})
+
+
 class SessionEnvironment:
     """Commands run in the session's sandbox."""
 
@@ -115,15 +126,18 @@ class SessionEnvironment:
 def main(argv: list[str]) -> int:
     """One attempt at the session's task."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="mini_textbased.yaml")
+    parser.add_argument("--tools", action="store_true")
+    parser.add_argument("--config", default="")
     options = parser.parse_args(argv)
-    own = Path(options.config)
-    config = yaml.safe_load((own if own.is_file() else get_config_path(options.config)).read_text())
+    name = options.config or ("mini.yaml" if options.tools else "mini_textbased.yaml")
+    own = Path(name)
+    config = yaml.safe_load((own if own.is_file() else get_config_path(name)).read_text())
+    model = ToolModel if options.tools else EndpointModel
     task = call("/session")
     for key in ("mode", "cost_limit"):
         config["agent"].pop(key, None)
     agent = DefaultAgent(
-        EndpointModel(model_name=task["model"], cost_tracking="ignore_errors", **config.get("model", {})),
+        model(model_name=task["model"], cost_tracking="ignore_errors", **config.get("model", {})),
         SessionEnvironment(task["folder"], **config.get("environment", {})),
         **config["agent"],
     )
