@@ -41,6 +41,9 @@ setup(
         "parquet": pinned("parquet"),
         "test": pinned("test"),
         "wandb": pinned("wandb"),
+        "tensorboard": pinned("tensorboard"),
+        "trackio": pinned("trackio"),
+        "mlflow": pinned("mlflow"),
         "router": pinned("router"),
     },
     entry_points={

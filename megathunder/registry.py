@@ -241,4 +241,6 @@ TRANSPORTS: Registry[Callable[..., Any]] = Registry("transport")
 ROUTING_POLICIES: Registry[Callable[..., Any]] = Registry("routing policy")
 MODEL_FAMILIES: Registry[Any] = Registry("model family", modules=("megathunder.learner.model.families",))
 SANDBOX_BACKENDS: Registry[Callable[..., Any]] = Registry("sandbox backend")
-SINKS: Registry[Callable[..., Any]] = Registry("sink")
+SINKS: Registry[Callable[..., Any]] = Registry(
+    "sink", parameters=("config", "folder"), methods=("row", "close"), modules=["megathunder.metrics.trackers"]
+)

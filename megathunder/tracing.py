@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from queue import SimpleQueue
 
 UPDATE_LANE = "update"
 RUN_LANE = "run"
@@ -36,17 +37,42 @@ def learner_lane(cell: int) -> str:
 
 
 class Recorder:
-    """Appends a JSON object a line: {"lane", "name", "start_s", "end_s", ...attributes}, `time.monotonic` seconds."""
+    """Appends a JSON object per line: {"lane", "name", "start_s", "end_s", ...attributes}, `time.monotonic` seconds.
+
+    Lines are encoded and written by a thread, so that a span costs its caller a microsecond. A file that cannot be
+    written (a full disk) raises its OSError at the next span, or at the end."""
 
     def __init__(self, path: Path) -> None:
-        self._file: TextIO = path.open("a", buffering=1)
+        self._path, self._file = path, path.open("ab", buffering=0)
+        self._events: SimpleQueue[dict[str, object] | None] = SimpleQueue()
+        self._error: OSError | None = None
+        self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+        self._thread.start()
 
     def write(self, lane: str, name: str, start_s: float, end_s: float, **attributes: object) -> None:
-        event = {"lane": lane, "name": name, "start_s": start_s, "end_s": end_s, **attributes}
-        self._file.write(json.dumps(event) + "\n")
+        self._check()
+        self._events.put({"lane": lane, "name": name, "start_s": start_s, "end_s": end_s, **attributes})
 
     def close(self) -> None:
+        """Write what is left and close the file."""
+        self._events.put(None)
+        self._thread.join()
         self._file.close()
+        self._check()
+
+    def _run(self) -> None:
+        while (event := self._events.get()) is not None:
+            if self._error is None:
+                try:
+                    self._file.write(json.dumps(event).encode() + b"\n")
+                except OSError as error:
+                    error.filename = error.filename or str(self._path)
+                    self._error = error
+
+    def _check(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
 
 
 _recorder: Recorder | None = None

@@ -41,7 +41,7 @@ def test_every_point_of_a_sweep_is_a_legal_run_with_a_folder_of_its_own(
         arguments = words[words.index(sweep["program"]) + 1 :]
         config = load_config(arguments)
         check_plan(config, ranks=1)
-        assert config.metrics.wandb == "offline" and config.rollout.device in ("cpu", "auto")
+        assert config.metrics.wandb_mode == "offline" and config.rollout.device in ("cpu", "auto")
         for name, value in point.items():
             section, _, key = name.rpartition(".")
             assert getattr(getattr(config, section) if section else config, key) == value

@@ -46,6 +46,7 @@ SHARED = {
     "errors",
     "tracing",
     "jsonl",
+    "logs",
     "registry",
     "processes",
     "background",

@@ -51,7 +51,7 @@ MACHINE_CHECKS = (
     sandbox_checks.check_docker_sdk,
     machine_checks.check_harness_exists,
     machine_checks.check_task_files,
-    machine_checks.check_wandb_installed,
+    machine_checks.check_sinks,
     machine_checks.check_router_installed,
     speculation_checks.check_speculation_plugin,
     machine_checks.check_cpu_cores,

@@ -15,6 +15,9 @@ from megathunder.config.root import Config
 from megathunder.errors import ConfigError
 from megathunder.hardware import GPUS
 from megathunder.processes import missing_cores, port_error
+from megathunder.registry import SINKS
+
+SINK_PACKAGES = {"wandb": "wandb", "tensorboard": "tensorboardX", "trackio": "trackio", "mlflow": "mlflow"}
 
 PYTHON = "/usr/bin/python3"  # what sandboxes have
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
@@ -78,13 +81,17 @@ def check_router_installed(config: Config) -> None:
         )
 
 
-def check_wandb_installed(config: Config) -> None:
-    if config.metrics.wandb != "off" and find_spec("wandb") is None:
-        raise ConfigError(
-            f"metrics.wandb = {config.metrics.wandb!r}, and the package wandb is not installed",
-            expected="wandb",
-            remedy="pip install -e .[wandb], or set metrics.wandb = 'off'",
-        )
+def check_sinks(config: Config) -> None:
+    """Every sink is known, and what it needs is installed."""
+    for name in config.metrics.sinks:
+        SINKS.get(name)
+        package = SINK_PACKAGES.get(name, name)
+        if name in SINK_PACKAGES and find_spec(package) is None:
+            raise ConfigError(
+                f"metrics.sinks names {name!r}, and the package {package} is not installed",
+                expected=f"{package} in this environment",
+                remedy=f"pip install -e .[{name}], or leave {name!r} out of metrics.sinks",
+            )
 
 
 def check_cpu_cores(config: Config) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from megathunder.config.field_types import NonNegativeFloat, NonNegativeInt, PositiveInt
+from megathunder.config.field_types import NonNegativeFloat, NonNegativeInt, PositiveInt, References
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsConfig:
     """[metrics] sinks beside `metrics.jsonl`, which is always written and is the truth."""
 
-    wandb: Literal["off", "offline", "online"] = "off"
-    """Weights & Biases: `offline` keeps its files in the run folder, `online` falls back to it when unreachable."""
-    wandb_project: str = "megathunder"
-    """Project the run is filed under."""
+    sinks: References = ()
+    """Trackers that get every row: wandb, tensorboard, trackio, mlflow (extras:
+    `pip install -e .[wandb]`), or your own as "file.py:Sink"."""
+    project: str = "megathunder"
+    """Project (W&B, trackio) or experiment (MLflow) that the run is filed under."""
+    wandb_mode: Literal["online", "offline"] = "online"
+    """`offline` keeps the files of W&B in the run folder; `online` falls back to it when W&B cannot be reached."""
     trajectories: bool = True
     """Write every trajectory (tokens, log-probabilities, text, reward, times), so that the run can be replayed."""
     events: bool = True

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from megathunder.coordinator.supply import SampledSupply, Servers, Supply
 from megathunder.coordinator.update_plan import ConfiguredUpdates, UpdatePlan
 from megathunder.metrics.monitor import Monitor, open_monitor
 from megathunder.metrics.run_folder import RunFolder
+from megathunder.metrics.trajectories import Decode
 from megathunder.objectives.base import Objective
 from megathunder.objectives.build_objective import build_objective, needs_teacher
 from megathunder.planning.flops import known_peak, measured_peak
@@ -79,7 +81,7 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
     async with contextlib.AsyncExitStack() as stack:
         chat = ChatFormat(tokenizer)
         source = fitting(build_source(config.tasks), config.tasks, chat, config.rollout.max_tokens)
-        monitor = open_monitor(config, folder, tokenizer.decode)
+        monitor = open_monitor(config, folder, _own_decoder(config.learner.model))
         stack.callback(monitor.close)
         sandboxes = open_pool(config.sandbox)
         stack.push_async_callback(sandboxes.close)
@@ -164,6 +166,12 @@ def _tokenizer(folder: str) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer  # seconds to import: only the process that needs it pays
 
     return AutoTokenizer.from_pretrained(folder)
+
+
+def _own_decoder(folder: str) -> Decode:
+    """Decodes with a tokenizer of its own, loaded when it is first needed: it is called in another thread."""
+    load = functools.cache(lambda: _tokenizer(folder))
+    return lambda token_ids: load().decode(token_ids)
 
 
 def peak_flops(config: Config, learner: LearnerClient) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from megathunder.coordinator.learner_client import LearnerClient
 from megathunder.coordinator.rollouts import Stopped
 from megathunder.coordinator.shutdown import ShutdownHandler
 from megathunder.errors import MegathunderError, UserError, describe_os_error, print_error, system_error
+from megathunder.logs import configure_logging
 from megathunder.loop import train
 from megathunder.metrics.run_folder import RunFolder
 from megathunder.types import ServerAddress, Shutdown
@@ -99,8 +99,8 @@ async def take_updates(coordinator: Coordinator, shutdown: ShutdownHandler) -> N
 
 def main(config_file: str, cells: str, host: str, descriptor: str, *, assemble: Assemble = assemble) -> int:
     """See the module docstring; the exit status. A measurement passes parts of its own."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     config, parent = read_config(Path(config_file)), os.getppid()
+    configure_logging(RunFolder(Path(config.run.folder) / config.run.name).warnings)
     if config.rollout.cpu_cores:
         os.sched_setaffinity(0, config.rollout.cpu_cores)
 

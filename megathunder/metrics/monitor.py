@@ -8,10 +8,13 @@ Owned by the coordinator. Nothing here changes what is learned; a failing sink b
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from megathunder import tracing
 from megathunder.config import Config
@@ -38,6 +41,7 @@ class Monitor:
         self._at_end, self._report_every = config.metrics.report, config.metrics.report_every
         self._recorder = tracing.Recorder(folder.events) if config.metrics.events else None
         self._report: subprocess.Popen[bytes] | None = None
+        self._worker, self._pending = ThreadPoolExecutor(1, "monitor"), list[Future[object]]()
         self._memory = MemoryWatch()
         self._memory.start()
         if self._recorder:
@@ -57,15 +61,17 @@ class Monitor:
             self._writer.note(event)
 
     def row(self, row: MetricsRow) -> None:
-        """The update has ended: record its row and its trajectories."""
+        """The update has ended: record its row and its trajectories. What takes long is left to a thread; where that
+        failed (a full disk), the next row or `close` raises its error."""
+        self._raise_failed()
         row = self._memory.add_memory(row)
         for sink in self._sinks:
             sink.row(row)
         if self._writer:
-            self._writer.end_update(row.update)
+            self._later(self._writer.end_update(row.update))
         self._console.row(row)
         if self._report_every and (row.update + 1) % self._report_every == 0:
-            self._rebuild_report(wait=False)
+            self._later(functools.partial(self._rebuild_report, wait=False))
 
     def skip_report(self) -> None:
         """The process must end soon: build no report (`tools/report.py` does)."""
@@ -74,17 +80,30 @@ class Monitor:
     def close(self) -> None:
         """End every sink, then build the report from what they wrote."""
         self._memory.close()
-        for sink in self._sinks:
-            sink.close()
+        notes = [sink.close() for sink in self._sinks]
         self._console.close()
+        for note in filter(None, notes):
+            self._console.print(note)
+        self._worker.shutdown()
         if self._recorder:
             tracing.install(None)
             self._recorder.close()
+        self._raise_failed()
         if self._at_end and self.folder.metrics.stat().st_size:
             if shutil.disk_usage(self.folder.path).free < REPORT_BYTES:
                 self._console.print(f"no room for a report; free space, then: tools/report.py {self.folder.path}")
             else:
                 self._rebuild_report(wait=True)
+
+    def _later(self, work: Callable[[], object]) -> None:
+        self._pending.append(self._worker.submit(work))
+
+    def _raise_failed(self) -> None:
+        """Raise what work that has ended in the thread raised."""
+        ended = [work for work in self._pending if work.done()]
+        self._pending = [work for work in self._pending if work not in ended]
+        for work in ended:
+            work.result()
 
     def _rebuild_report(self, *, wait: bool) -> None:
         """In a process of its own, and politely: drawing takes seconds that belong to the run."""

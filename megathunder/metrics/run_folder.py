@@ -7,8 +7,10 @@
                 checkpoints/    update_<n>/ with a COMPLETE marker: updates 0 .. n - 1 are in it
                 policy/         the trained policy, a Hugging Face folder
                 policies/       update_<n>/: the policy after n updates, at a fixed cadence
-                evaluations.jsonl   one line an evaluation on held-out tasks
-                resumptions.jsonl   one line a resumption: which settings had changed
+                evaluations.jsonl   one line per evaluation on held-out tasks
+                attempts/   one file per evaluation: every attempt with its tokens
+                resumptions.jsonl   one line per resumption: which settings had changed
+                logs/warnings.log   every warning of the coordinator
                 timeline.png  report.html
 
 Called by the process that starts a run, after the checks, and by tools that read one.
@@ -70,6 +72,18 @@ class RunFolder:
         return self.path / "wandb"
 
     @property
+    def warnings(self) -> Path:
+        return self.path / "logs" / "warnings.log"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
     def policy(self) -> Path:
         return self.path / "policy"
 
@@ -102,11 +116,11 @@ def start_run(config: Config) -> RunFolder:
     _make(folder.path)
     _hold(folder.path)
     if config.run.overwrite:
-        told = (folder.metrics, folder.evaluations, folder.resumptions, folder.events)
-        for path in (*told, folder.timeline, folder.report, folder.config):
+        records = (folder.metrics, folder.evaluations, folder.resumptions, folder.events, folder.warnings)
+        for path in (*records, folder.timeline, folder.report, folder.config, *folder.path.glob("mlflow*")):
             path.unlink(missing_ok=True)
-        written = (folder.trajectories, folder.checkpoints, folder.wandb, folder.policy, folder.policies)
-        for path in written:
+        folders = (folder.trajectories, folder.checkpoints, folder.policy, folder.policies, folder.attempts)
+        for path in (*folders, folder.wandb, folder.tensorboard):
             shutil.rmtree(path, ignore_errors=True)
     write_atomically(folder.config, to_toml(config).encode(), mode=0o600 if config.rollout.api_key else 0o644)
     return folder

@@ -1,41 +1,41 @@
-"""Where rows go: `metrics.jsonl` (the truth), and Weights & Biases where it is asked for.
+"""Where rows go: `metrics.jsonl` (the truth), and what `metrics.sinks` names beside it.
 
-A sink takes rows in order and is closed once. W&B may be unreachable at any time: the run goes on, its files stay in
-the run folder for `wandb sync`, and `metrics.jsonl` has everything.
+    class MySink:                                       metrics.sinks = ["wandb", "my_sinks.py:MySink"]
+        def __init__(self, config: Config, folder: RunFolder) -> None: ...
+        def row(self, row: MetricsRow) -> None: ...     every row once, in order
+        def close(self) -> str | None: ...              once; what it returns is printed
+
+A sink beside `metrics.jsonl` lives in a thread of its own. Whatever it raises costs its own rows and nothing else: one
+warning at the first error, and the number of lost rows at the end.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-import os
-import secrets
+import queue
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Protocol
 
-import msgspec
-
 from megathunder.config import Config
-from megathunder.config.toml import to_toml
-from megathunder.metrics.row import MetricsRow, Sizing, encode_row
-from megathunder.metrics.run_folder import RunFolder, write_atomically
+from megathunder.metrics.row import MetricsRow, encode_row
+from megathunder.metrics.run_folder import RunFolder
+from megathunder.registry import SINKS
 
 log = logging.getLogger(__name__)
-
-CONNECT_S = 20.0
-"""Limit for W&B to answer before its files are kept here."""
+CLOSE_S = 60.0
 
 
 class Sink(Protocol):
     """Takes every row once."""
 
     def row(self, row: MetricsRow) -> None: ...
-    def close(self) -> None: ...
+    def close(self) -> str | None: ...
 
 
 class JsonlSink:
-    """Appends a line a row and hands it to the operating system at once."""
+    """Appends one line per row and hands it to the operating system at once."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
@@ -47,72 +47,60 @@ class JsonlSink:
         self._file.close()
 
 
-class WandbSink:
-    """Rows as W&B history over updates. The id is kept in the folder, so that a resumed run continues its own."""
+class GuardedSink:
+    """A sink that can neither fail nor delay the run. `make` builds it; it is called in the sink's own thread."""
 
-    def __init__(self, config: Config, folder: RunFolder, wandb: ModuleType) -> None:
-        folder.wandb.mkdir(exist_ok=True)
-        shown = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, api_key=""))
-        settings = msgspec.to_builtins(shown) | {"toml": to_toml(shown)}
-        arguments = {
-            "project": config.metrics.wandb_project,
-            "name": config.run.name,
-            "id": _kept_id(folder.wandb / "id"),
-            "dir": str(folder.path),
-            "config": settings,
-            "resume": "allow",
-            "settings": {"console": "off", "silent": True, "init_timeout": CONNECT_S},
-        }
-        try:
-            self._run = wandb.init(mode=config.metrics.wandb, **arguments)
-        except (wandb.errors.Error, OSError, TimeoutError) as error:
-            log.warning(
-                "W&B cannot be reached (%s); its files stay in %s, send them with `wandb sync`", error, folder.wandb
-            )
-            wandb.teardown()  # its service still holds the run's id
-            self._run = wandb.init(mode="offline", **arguments)
-        self._run.define_metric("*", step_metric="update")
+    def __init__(self, name: str, make: Callable[[], Sink], *, close_s: float = CLOSE_S) -> None:
+        self.name, self.lost_rows, self.errors = name, 0, 0
+        self._make, self._close_s = make, close_s
+        self._rows: queue.SimpleQueue[MetricsRow | None] = queue.SimpleQueue()
+        self._handed, self._kept, self._closing_note = 0, 0, ""
+        self._first_error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"sink {name}", daemon=True)
+        self._thread.start()
 
     def row(self, row: MetricsRow) -> None:
-        flat = {name: getattr(row, name) for name in row.__struct_fields__}
-        nested = {"dropped_by_reason": row.dropped_by_reason, "tokens_by_lag": row.tokens_by_lag}
-        nested |= {f"memory_peaks/{phase}": found for phase, found in (flat.pop("memory_peaks") or {}).items()}
-        nested |= _sizing(flat.pop("sizing"))
-        salt = flat.pop("salt")
-        numbers = msgspec.to_builtins(salt) if salt else {}
-        nested["salt/spectrum"] = dict(enumerate(numbers.pop("spectrum", ())))
-        nested["salt"] = numbers
-        for name, table in nested.items():
-            flat.pop(name, None)
-            flat.update({f"{name}/{key}": value for key, value in table.items()})
-        self._run.log({name: value for name, value in flat.items() if value is not None})
+        self._handed += 1
+        self._rows.put(row)
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self) -> str:
+        """Wait until the sink has ended, `close_s` at most. What there is to say: lost rows, where its files are."""
+        self._rows.put(None)
+        self._thread.join(self._close_s)
+        hangs = f"; it has not ended after {self._close_s:.0f} s" if self._thread.is_alive() else ""
+        self.lost_rows = self._handed - self._kept
+        if not (self.lost_rows or hangs or self._first_error):
+            return self._closing_note
+        first = f"; first error: {_describe(self._first_error)}" if self._first_error else ""
+        lost = f"{self.lost_rows} of {self._handed} rows were lost{hangs}{first}"
+        return f"sink {self.name}: {lost}. metrics.jsonl has every row. {self._closing_note}".rstrip()
 
+    def _run(self) -> None:
+        sink = self._guard(self._make)
+        while (row := self._rows.get()) is not None:
+            if sink is not None and self._guard(lambda: (sink.row(row), True)):
+                self._kept += 1
+        if sink is not None:
+            self._closing_note = self._guard(sink.close) or ""
 
-def _sizing(found: Sizing | None) -> dict[str, dict[object, float | None]]:
-    """Tables of the numbers in a row's `sizing`; a size's risk is the mean of its posterior."""
-    if found is None:
-        return {}
-    names = ("measured", "straggled", "chosen", "price", "multiplier")
-    risks = {size: alpha / (alpha + beta) for size, (alpha, beta) in (found.posterior or {}).items()}
-    numbers: dict[object, float | None] = {name: getattr(found, name) for name in names}
-    return {"sizing": numbers, "sizing/groups": dict(found.groups_by_size), "sizing/risk": dict(risks)}
+    def _guard(self, call: Callable[[], object]) -> object:
+        try:
+            return call()
+        except BaseException as error:  # a library or the user's code, SystemExit included: it ends nothing here
+            self.errors += 1
+            if self._first_error is None:
+                self._first_error = error
+                log.warning("sink %s failed and the run goes on: %s", self.name, _describe(error))
+            return None
 
 
 def open_sinks(config: Config, folder: RunFolder) -> list[Sink]:
-    """The sinks of a run; that W&B is installed where it is asked for has been checked."""
+    """The sinks of a run, `metrics.jsonl` first; that the others can be made has been checked."""
     sinks: list[Sink] = [JsonlSink(folder.metrics)]
-    if config.metrics.wandb != "off":
-        import wandb
-
-        sinks.append(WandbSink(config, folder, wandb))
+    for name in config.metrics.sinks:
+        sinks.append(GuardedSink(name, lambda name=name: SINKS.get(name)(config, folder)))
     return sinks
 
 
-def _kept_id(path: Path) -> str:
-    """The run's id, the one given by a W&B agent if this is a trial of a sweep."""
-    if not path.exists():
-        write_atomically(path, (os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)).encode())
-    return path.read_text()
+def _describe(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
 """Every trajectory of a run on disk, with all that a replay needs: exact tokens, log-probabilities, rewards, times.
 
-    writer.note(event)          every rollout event, in any order and of any update
-    writer.end_update(update)   writes trajectories/update_00001.jsonl, one `TrajectoryRecord` a line
+    writer.note(event)            every rollout event, in any order and of any update
+    writer.end_update(update)()   writes trajectories/update_00001.jsonl, one `TrajectoryRecord` per line
 
 Read by replay and simulation. Times are `time.monotonic` seconds of the run's host.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from megathunder.jsonl import decoded_lines
+from megathunder.jsonl import decoded_lines, encode_lines
 from megathunder.metrics.run_folder import RunFolder, write_atomically
 from megathunder.types import (
     Event,
@@ -66,14 +66,18 @@ class TrajectoryWriter:
         record = self._open.get(key) or TrajectoryRecord(id=key)
         self._open[key] = _with(record, event)
 
-    def end_update(self, update: int) -> Path:
-        """Write the trajectories of `update`, in the order of their groups, and forget them."""
+    def end_update(self, update: int) -> Callable[[], Path]:
+        """Forget the trajectories of `update`; the call that writes them, in the order of their groups. It may be made
+        in another thread: it decodes and encodes every token."""
         mine = sorted(key for key in self._open if key.update == update)
-        encoder = msgspec.json.Encoder()
-        lines = [encoder.encode(self._with_text(self._open.pop(key))) + b"\n" for key in mine]
-        path = self._folder.trajectories_of(update)
-        write_atomically(path, b"".join(lines))
-        return path
+        records = [self._open.pop(key) for key in mine]
+
+        def write() -> Path:
+            path = self._folder.trajectories_of(update)
+            write_atomically(path, encode_lines(map(self._with_text, records)))
+            return path
+
+        return write
 
     def _with_text(self, record: TrajectoryRecord) -> TrajectoryRecord:
         rows = record.trajectory.rows if record.trajectory else ()

@@ -46,7 +46,7 @@ def test_every_row_is_in_wandbs_files_under_one_run(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("WANDB_RUN_ID", "agent7")  # as `wandb agent` gives it
     config = Config(
         run=replace(Config().run, folder=str(tmp_path), name="offline"),
-        metrics=replace(Config().metrics, wandb="offline"),
+        metrics=replace(Config().metrics, sinks=("wandb",), wandb_mode="offline"),
     )
     folder = start_run(config)
     for part in (range(2), range(2, 3)):
@@ -54,8 +54,8 @@ def test_every_row_is_in_wandbs_files_under_one_run(tmp_path: Path, monkeypatch:
         for update in part:
             for sink in sinks:
                 sink.row(made_row(update))
-        for sink in sinks:
-            sink.close()
+        notes = [sink.close() for sink in sinks]
+        assert f"wandb sync {folder.wandb}/offline-run-" in notes[1]
     wandb.teardown()
     history = [r.history for r in records(folder.path) if r.WhichOneof("record_type") == "history"]
     rows = [{item.key or item.nested_key[0]: json.loads(item.value_json) for item in h.item} for h in history]

@@ -207,8 +207,21 @@ def test_wandb_that_is_not_installed_is_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("megathunder.config.machine_checks.find_spec", lambda name: None)
     check(legal(tmp_path), ranks=1)
     with pytest.raises(ConfigError, match="wandb is not installed") as refused:
-        check(change(legal(tmp_path), metrics__wandb="offline"), ranks=1)
+        check(change(legal(tmp_path), metrics__sinks=("wandb",)), ranks=1)
     assert "pip install -e .[wandb]" in refused.value.remedy
+
+
+def test_a_sink_that_is_none_is_refused_with_the_names_there_are(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "class Whole:\n    def __init__(self, config, folder): ...\n    def row(self, row): ...\n"
+        "    def close(self): ...\nclass Half:\n    def __init__(self, config, folder): ...\n"
+        "    def row(self, row): ...\n"
+    )
+    check(change(legal(tmp_path), metrics__sinks=(f"{tmp_path}/own.py:Whole",)), ranks=1)
+    for named, said in (("wandbb", "did you mean 'wandb'"), (f"{tmp_path}/own.py:Half", "define close")):
+        with pytest.raises(ConfigError, match="sink") as refused:
+            check(change(legal(tmp_path), metrics__sinks=(named,)), ranks=1)
+        assert said in refused.value.remedy
 
 
 def test_a_folder_that_holds_a_run_is_refused_until_told_what_to_do(tmp_path: Path) -> None:

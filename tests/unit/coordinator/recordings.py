@@ -73,7 +73,7 @@ def write_update(folder: RunFolder, update: int, *, groups: int, size: int, seed
             reward = 1.0 if b in equal else float((b + i) % 2)  # type: ignore[operator]
             for event in trajectory_events(rng, identity, reward=reward, **more):  # type: ignore[arg-type]
                 writer.note(event)
-    writer.end_update(update)
+    writer.end_update(update)()
 
 
 def record_of(events: list[Event], folder: RunFolder) -> TrajectoryRecord:
@@ -83,7 +83,7 @@ def record_of(events: list[Event], folder: RunFolder) -> TrajectoryRecord:
     writer = TrajectoryWriter(folder, lambda ids: "")
     for event in events:
         writer.note(event)
-    return next(read_trajectories(writer.end_update(0)))
+    return next(read_trajectories(writer.end_update(0)()))
 
 
 def _tokens(rng: random.Random, vocabulary: int, most: int) -> tuple[int, ...]:

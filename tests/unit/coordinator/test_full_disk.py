@@ -26,7 +26,10 @@ class FullFile:
     def __init__(self, real: object) -> None:
         self.real = real
 
-    def write(self, _: str) -> None:
+    def close(self) -> None:
+        self.real.close()
+
+    def write(self, _: bytes) -> None:
         real = self.real  # noqa: F841 (in hand where the error is raised)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -35,6 +38,7 @@ def full(path: Path) -> None:
     recorder = Recorder(path / "events.jsonl")
     recorder._file = FullFile(recorder._file)  # type: ignore[assignment]
     recorder.write("run", "start", 0.0, 0.0)
+    recorder.close()  # the thread that writes has the error by then
 
 
 def test_a_full_disk_behind_groups_of_errors_is_one_message_of_the_coordinator(

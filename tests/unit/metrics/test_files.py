@@ -180,7 +180,7 @@ def test_trajectories_hold_all_that_a_replay_needs(tmp_path: Path) -> None:
     ]
     for event in events:
         writer.note(event)
-    first_record, second_record = read_trajectories(writer.end_update(2))
+    first_record, second_record = read_trajectories(writer.end_update(2)())
     assert (first_record.id, first_record.lost, first_record.trajectory) == (lost, "server gone", None)
     assert second_record.trajectory is not None
     assert second_record.trajectory.rows[0].token_ids == (1, 2, 3, 4, 5, 6)
@@ -191,7 +191,7 @@ def test_trajectories_hold_all_that_a_replay_needs(tmp_path: Path) -> None:
         (1.5, 1.8, (-0.25,)),
         (2.5, None, ()),
     ]
-    assert [record.id for record in read_trajectories(writer.end_update(3))] == [later]
+    assert [record.id for record in read_trajectories(writer.end_update(3)())] == [later]
 
 
 def test_a_trajectory_that_runs_again_forgets_its_first_turns(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_trajectory_that_runs_again_forgets_its_first_turns(tmp_path: Path) ->
     key = TrajectoryId(0, 0, 0)
     for turn, at_s in ((0, 1.0), (1, 2.0), (0, 5.0)):
         writer.note(TurnCompleted(id=key, turn=turn, row=0, segments=(), at_s=at_s))
-    (record,) = read_trajectories(writer.end_update(0))
+    (record,) = read_trajectories(writer.end_update(0)())
     assert [(turn.turn, turn.completed_s) for turn in record.turns] == [(0, 5.0)]
 
 
