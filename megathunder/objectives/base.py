@@ -108,6 +108,8 @@ class Objective:
     """A backward pass may start with the tokens alone (content-ready release)."""
     affine = True
     """Weights are affine in the rewards, so that more distinct rewards than classes share moments."""
+    moments = 2
+    """Moment accumulators of an open group: 1 + the rewards of a trajectory; as far as it is known before one comes."""
     reward_values = 2
     """Distinct signals of an open group that get a class accumulator each."""
     keeps_each_gradient = False

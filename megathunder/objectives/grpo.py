@@ -36,6 +36,7 @@ class Grpo(Objective):
         self.settings: GrpoConfig = config.grpo
         self.advantage = advantage
         self.affine = advantage.affine
+        self.moments = 1 + (len(config.grpo.reward_weights) or 2) if advantage.each_reward else 2
         self.starts_before_reward = config.streaming.content_ready
         self.keeps_each_gradient = config.salt.active
         self.replaces_equal_groups = config.grpo.dynamic_sampling

@@ -165,13 +165,14 @@ def accumulators_of_a_group(config: Config) -> int:
         return config.group_sizes[-1]
     if distinct <= objective.reward_values:
         return distinct
-    return objective.reward_values + (2 if objective.affine else 0)
+    return objective.reward_values + (objective.moments if objective.affine else 0)
 
 
 def _distinct_rewards(config: Config) -> int:
     """Distinct rewards that a group may have."""
     grpo, size = config.grpo, config.group_sizes[-1]
-    graded = config.tasks.source == "terminal" or grpo.overlong_buffer_tokens or grpo.kl_in_reward
+    of_tasks = config.tasks.source == "terminal" or config.reward.function
+    graded = of_tasks or grpo.overlong_buffer_tokens or grpo.kl_in_reward
     return size if graded else min(2, size)
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from megathunder.config import Config
 from megathunder.config.model_shape import ModelShape
 from megathunder.hardware import gpu_named
-from megathunder.objectives.build_objective import needs_teacher
+from megathunder.objectives.build_objective import build_objective, needs_teacher
 from megathunder.planning.footprint import (
     SIZES,
     Memory,
@@ -24,6 +24,7 @@ from megathunder.planning.footprint import (
     rank_parameters,
     trained_parameters,
 )
+from megathunder.schedule.schedules import find_rule
 
 NEAR = 0.8
 
@@ -167,6 +168,7 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
         ("parameters of a rank", _rank_parameters(plan)),
         ("a learner rank", _sum(memory.device_parts)),
         ("accumulators", _accumulators(plan)),
+        *([("beyond them", text)] if (text := _beyond_classes(config)) else []),
         *([("sharding them", text)] if (text := _sharding(plan)) else []),
         *([("adapters save", _savings(plan))] if learner.lora_rank else []),
         *([("its host memory", _sum(memory.host_parts))] if plan.on_gpu else []),
@@ -250,11 +252,24 @@ def _accumulators(plan: Plan) -> str:
     if not groups + own:
         return "none: all work is direct"
     placed = "in host memory" if plan.memory.accumulators_on_host else "beside the gradient buffer"
-    kinds = f"{groups} of open groups" + (f" + {own} of unrewarded trajectories" if own else "")
+    kinds = f"{groups} of open groups" + (f" + {own} of single trajectories" if own else "")
     each = plan.memory.accumulators // (groups + own)
     shards = plan.config.learner.accumulator_shards
     whole = f", 1/{shards} of each on a rank" if shards > 1 else ""
     return f"{in_bytes(plan.memory.accumulators)} = {groups + own} x {in_bytes(each)} {placed} ({kinds}{whole})"
+
+
+def _beyond_classes(config: Config) -> str:
+    """Where rewards go that have neither a class nor moments; empty where there is no such reward."""
+    objective = build_objective(config)
+    opens = objective.waits_for_closure and find_rule(config.schedule).opens_groups
+    if objective.affine or not opens or objective.keeps_each_gradient or config.learner.accumulator == "exact":
+        return ""
+    return (
+        f"grpo.advantage = {config.grpo.advantage!r} is not affine in the reward: of a group, what has more than "
+        f"{objective.reward_values} different rewards takes an accumulator per trajectory "
+        f"(at most {config.streaming.max_per_trajectory_accumulators} per cell) or waits until the group closes"
+    )
 
 
 def _sharding(plan: Plan) -> str:

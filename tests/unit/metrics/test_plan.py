@@ -188,6 +188,21 @@ def test_accumulators_are_trained_parameters_by_classes_by_open_groups() -> None
     assert make_plan(adapted, SHAPE).memory.accumulators == trained * 4 * 2 * 8
 
 
+def test_the_plan_says_what_an_advantage_that_is_not_affine_does_beyond_the_classes() -> None:
+    held = SHAPE.parameters
+    graded = {"run": {"groups_per_update": 8, "group_size": 4}, "reward": {"function": ("mine.py:score",)}}
+    table = with_changes(**graded, grpo={"advantage": "pass_at_k"}, streaming={"max_per_trajectory_accumulators": 3})
+    assert make_plan(table, SHAPE).memory.accumulators == held * 4 * (2 * 8 + 3)
+    lines = dict(plan_lines(make_plan(table, SHAPE)))
+    assert "more than 2 different rewards" in lines["beyond them"] and "at most 3 per cell" in lines["beyond them"]
+    affine = make_plan(with_changes(**graded), SHAPE)
+    assert affine.memory.accumulators == held * 4 * (2 + 2) * 8 and "beyond them" not in dict(plan_lines(affine))
+    several = make_plan(with_changes(**graded, grpo={"advantage": "gdpo", "reward_weights": (1.0, 1.0, 2.0)}), SHAPE)
+    assert several.memory.accumulators == held * 4 * (2 + 1 + 3) * 8
+    waiting = dataclasses.replace(table, schedule="sync")
+    assert "beyond them" not in dict(plan_lines(make_plan(waiting, SHAPE)))
+
+
 def test_the_plan_names_the_limit_that_is_near() -> None:
     plan = make_plan(Config(), SHAPE)
     for limit, state in (
