@@ -6,7 +6,6 @@
 Backpressure, what each side waits for and who unblocks it:
     a trajectory    a place in the collector           a trajectory that ends
     a cell          a runnable contribution            an event (turn, reward, score), or a free accumulator
-                    (with one in hand and others that wait it has the next before it is done)
     a new group     a group that closes with equal rewards (dynamic sampling)
     the step        `scheduler.finished`               the last Done, and the last reward
     next rollouts   every live server's acknowledgement of the new version
@@ -41,8 +40,7 @@ async def train(run: Coordinator) -> None:
 
 
 async def stream(run: Coordinator, scheduler: UpdateScheduler, rollouts: Rollouts) -> None:
-    """Feed events to the scheduler and its commands to free cells until nothing of the update is left to do, and the
-    last reward is in."""
+    """Feed events to the scheduler and commands to free cells until all work is done and the last reward is in."""
     run.listen(rollouts)
     while not (scheduler.finished and rollouts.drained):
         run.replace_groups(scheduler, rollouts)

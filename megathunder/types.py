@@ -6,7 +6,7 @@
     Done / Failed                                   its answers               (one union: `Reply`)
     TurnCompleted / TrajectoryCompleted / Rewarded / TurnScored / TrajectoryLost    rollout events (`Event`)
 
-Everything is frozen and encodes with msgspec's MessagePack, so nothing that crosses a process is a pickle.
+Everything is frozen and encodes with msgspec's MessagePack: coordinator and learner exchange no pickle.
 Times are seconds of `time.monotonic()` on the host that made them. Sign: every objective is a loss to minimise;
 g_i is the gradient of -s_i with s_i = sum_t m_t w_t log pi(y_t).
 """
