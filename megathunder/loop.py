@@ -52,9 +52,9 @@ async def stream(run: Coordinator, scheduler: UpdateScheduler, rollouts: Rollout
                 await run.submit(cell, command)
         for message in await rollouts.messages(run.config.stall_limit_s):
             if isinstance(message, Done):
-                run.note_done(message, rollouts)
+                run.on_done(message, rollouts)
                 scheduler.on_done(message, time.monotonic())
             else:
-                run.note(message, rollouts)
+                run.on_event(message, rollouts)
                 scheduler.on_event(message, time.monotonic())
         run.show(scheduler, rollouts)

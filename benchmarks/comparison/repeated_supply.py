@@ -23,9 +23,9 @@ class RepeatedSupply:
             self._batches[batch] = self._supply.groups(batch)
         return self._batches[batch]
 
-    def another(self, batch: int, index: int) -> list[Task] | None:
+    def replacement_group(self, batch: int, index: int) -> list[Task] | None:
         if (batch, index) not in self._replacements:
-            self._replacements[batch, index] = self._supply.another(batch, index)
+            self._replacements[batch, index] = self._supply.replacement_group(batch, index)
         return self._replacements[batch, index]
 
     async def collect(self, rollouts: Rollouts, first_group: int) -> None:

@@ -182,7 +182,7 @@ class ReplayedSupply:
             return self._config.run.groups_per_update
         return prompts_for(target, len(recorded[0])) if self._config.grpo.dynamic_sampling else len(recorded)
 
-    def another(self, batch: int, index: int) -> list[Task] | None:
+    def replacement_group(self, batch: int, index: int) -> list[Task] | None:
         recorded = self._of(batch)
         return [_placeholder(record) for record in recorded[index]] if index < len(recorded) else None
 

@@ -69,7 +69,7 @@ class Coordinator:
             self.update, self.version = found.state.update, found.state.policy_version
             self._first_update = self.update
             self.started_s -= found.state.elapsed_s
-            self._recall(parts.persistence.folder)
+            self._restore_costs(parts.persistence.folder)
             resumed = ResumedAt(update=self.update, changed=found.changed)
             note_resumption(parts.persistence.folder.resumptions, resumed)
             done = f"{self.update} updates done, policy version {self.version}"
@@ -81,10 +81,10 @@ class Coordinator:
             await weight_sync.sync_weights(parts, self.version, self._send_weights)
         if config.run.evaluate_every and config.run.evaluate_at_start and found is None:
             before = await self.evaluate()
-            self._keep(before, 0)
+            self._append_evaluation(before, 0)
             parts.monitor.print(f"held-out reward before the first update: {before.reward_mean or 0.0:.3f}")
 
-    def _recall(self, folder: RunFolder) -> None:
+    def _restore_costs(self, folder: RunFolder) -> None:
         """Costs go on where the checkpoint left them; evaluations of updates that are taken again are made again."""
         hours = [row.device_hours or 0.0 for row in read_rows(folder.metrics) if row.update < self.update]
         self._device_hours = hours[-1] if hours else 0.0
@@ -122,7 +122,7 @@ class Coordinator:
         elif policy := await persistence.export():
             say(f"policy: {policy}")
 
-    def tell_last_checkpoint(self) -> None:
+    def print_last_checkpoint(self) -> None:
         """Say where a run that failed can go on from."""
         if not self.parts.persistence.off:
             self.parts.monitor.print(resume_hint(self.parts.persistence.folder.checkpoints))
@@ -136,7 +136,7 @@ class Coordinator:
             self.update += 1
 
     def samples_ahead(self, update: int) -> bool:
-        """Whether the next update's rollouts run while this one is learnt from."""
+        """Whether the next update's rollouts run while this one is trained on."""
         spec = self.parts.plan.spec(update)
         ahead = find_rule(spec.config.schedule).samples_ahead
         return ahead and not spec.last and not self.stopping.is_set()
@@ -176,7 +176,7 @@ class Coordinator:
     def replace_groups(self, scheduler: UpdateScheduler, rollouts: Rollouts) -> None:
         """Draw a task for each group that closed with equal rewards, as far as the objective asks for it."""
         while scheduler.needs_replacement():
-            tasks = self.parts.supply.another(rollouts.batch, len(rollouts.groups))
+            tasks = self.parts.supply.replacement_group(rollouts.batch, len(rollouts.groups))
             if tasks is None:
                 scheduler.decline_replacements()
                 return
@@ -184,9 +184,9 @@ class Coordinator:
             assert index == len(rollouts.groups), "scheduler and rollouts number groups alike"
             rollouts.add_group(tasks, self.parts.supply.collect)
 
-    def note(self, event: Event, rollouts: Rollouts) -> None:
-        """A rollout event of the update being learnt from."""
-        rollouts.note(event)
+    def on_event(self, event: Event, rollouts: Rollouts) -> None:
+        """A rollout event of the update being trained on."""
+        rollouts.record(event)
         self.parts.monitor.record(event)
         self._records[rollouts.update].event(event)
 
@@ -210,7 +210,7 @@ class Coordinator:
         self._commands[command.item] = command
         await self.parts.learner.submit(cell, command)
 
-    def note_done(self, done: Done, rollouts: Rollouts) -> None:
+    def on_done(self, done: Done, rollouts: Rollouts) -> None:
         """A cell has done its piece of work."""
         self._records[rollouts.update].work(self._commands.pop(done.item), done)
 
@@ -284,7 +284,7 @@ class Coordinator:
         persistence, goes_on = self.parts.persistence, update + 1 < run.updates
         persistence.check()
         if found:
-            self._keep(found, update + 1)
+            self._append_evaluation(found, update + 1)
         if run.export_every and (update + 1) % run.export_every == 0:
             await persistence.export(update + 1)
         if persistence.due(update):
@@ -308,7 +308,7 @@ class Coordinator:
 
     # ------------------------------------------------------------------------------------------ private
 
-    def _keep(self, found: Score, updates: int) -> None:
+    def _append_evaluation(self, found: Score, updates: int) -> None:
         evaluation = Evaluation(
             updates=updates, policy_version=self.version, device_hours=self._device_hours, score=found
         )

@@ -90,7 +90,7 @@ async def take_updates(coordinator: Coordinator, shutdown: ShutdownHandler) -> N
             coordinator.parts.monitor.skip_report()
         raise
     except MegathunderError:
-        coordinator.tell_last_checkpoint()
+        coordinator.print_last_checkpoint()
         raise
     finally:
         await coordinator.end_rollouts()

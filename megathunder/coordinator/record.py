@@ -47,7 +47,7 @@ class UpdateRecord:
         self._phase = "rollout"
 
     def set_policy_version(self, version: int) -> None:
-        """The learner's version when this update is learnt from: lags count from it."""
+        """The learner's version when this update is trained on: lags count from it."""
         self._tally.policy_version = version
 
     def work(self, command: Command, done: Done) -> None:

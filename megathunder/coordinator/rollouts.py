@@ -101,7 +101,7 @@ class Rollouts:
     def expected(self) -> int:
         return sum(len(group) for group in self.groups)
 
-    def note(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         """Keep what the records of the run need of `event`."""
         if isinstance(event, TrajectoryCompleted):
             self.trajectories[event.trajectory.id] = event.trajectory

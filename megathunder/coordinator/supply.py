@@ -1,8 +1,8 @@
 """Where an update's trajectories come from: sampled by servers and agents, or fed from a recorded run (`replay.py`).
 
-    groups(batch)          the groups an update begins with
-    another(batch, n)      group n, in the place of one whose rewards were equal; None where there is none
-    collect(rollouts, groups)   emits the events of these groups into `rollouts.inbox`
+    groups(batch)                     the groups an update begins with
+    replacement_group(batch, n)       group n, in the place of one whose rewards were equal; None where there is none
+    collect(rollouts, groups)         emits the events of these groups into `rollouts.inbox`
 
 Called by the coordinator.
 """
@@ -20,7 +20,7 @@ from megathunder.tasks import SourceState, Task, TaskSource
 from megathunder.types import ServerAddress
 
 Groups = list[list[Task]]
-REMEMBERED = 2  # batches that may have been taken and not learnt from: this one and, one step ahead, the next
+REMEMBERED = 2  # batches that may have been taken and not trained on: this one and, one step ahead, the next
 
 
 class Position(Protocol):
@@ -37,7 +37,7 @@ class Supply(Protocol):
 
     def groups(self, batch: int) -> Groups: ...
 
-    def another(self, batch: int, index: int) -> list[Task] | None: ...
+    def replacement_group(self, batch: int, index: int) -> list[Task] | None: ...
 
     async def collect(self, rollouts: Rollouts, groups: range) -> None: ...
 
@@ -82,7 +82,7 @@ class SampledSupply:
         self._begins[batch] = self._source.state()
         return self._sizes.draw(batch, self._source.take)
 
-    def another(self, batch: int, index: int) -> list[Task] | None:
+    def replacement_group(self, batch: int, index: int) -> list[Task] | None:
         try:
             return self._sizes.group(batch, self._source.take(1)[0])
         except ConfigError:  # a source that does not wrap is used up: the update goes on without

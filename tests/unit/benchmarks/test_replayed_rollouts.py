@@ -133,9 +133,9 @@ def test_further_recorded_groups_replace_those_an_update_begins_with(tmp_path: P
     config = dataclasses.replace(Config(), run=run)
     supply = ReplayedSupply(config, AlternatingUpdates(config, Alternation()), Recording(run=""), [update])
     assert [len(group) for group in supply.groups(0)] == [4, 4]
-    another = supply.another(0, 2)
+    another = supply.replacement_group(0, 2)
     assert another is not None and another[0].id == "task-2"
-    assert supply.another(0, 3) is None
+    assert supply.replacement_group(0, 3) is None
 
     async def run_one() -> set[int]:
         past = time.monotonic() - 9

@@ -15,7 +15,7 @@ TASK = Task(id="t", kind="k", prompt="go", files=(), grading=ExactAnswer(answer=
 def lose(*reasons: str) -> Rollouts:
     rollouts = Rollouts(update=3, batch=3, policy_version=3, groups=[[TASK] * len(reasons)])
     for index, reason in enumerate(reasons):
-        rollouts.note(TrajectoryLost(id=TrajectoryId(3, 0, index), reason=reason, at_s=1.0))
+        rollouts.record(TrajectoryLost(id=TrajectoryId(3, 0, index), reason=reason, at_s=1.0))
     return rollouts
 
 

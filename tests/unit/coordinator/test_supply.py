@@ -27,23 +27,28 @@ def ids(groups: list) -> list[str]:
 
 def test_a_comparison_draws_the_same_replacements_for_every_schedule() -> None:
     drawn = RepeatedSupply(supply())
-    first = ids(drawn.groups(0)) + ids([drawn.another(0, 3), drawn.another(0, 4)])
-    again = ids(drawn.groups(0)) + ids([drawn.another(0, 3), drawn.another(0, 4)])
+    first = ids(drawn.groups(0)) + ids([drawn.replacement_group(0, 3), drawn.replacement_group(0, 4)])
+    again = ids(drawn.groups(0)) + ids([drawn.replacement_group(0, 3), drawn.replacement_group(0, 4)])
     assert first == again and len(set(first)) == 5
     assert not set(first) & set(ids(drawn.groups(1)))
 
 
 def test_a_plain_run_draws_every_task_anew() -> None:
     drawn = supply()
-    seen = ids(drawn.groups(0)) + ids([drawn.another(0, 3)]) + ids(drawn.groups(1)) + ids([drawn.another(1, 3)])
+    seen = (
+        ids(drawn.groups(0))
+        + ids([drawn.replacement_group(0, 3)])
+        + ids(drawn.groups(1))
+        + ids([drawn.replacement_group(1, 3)])
+    )
     assert len(set(seen)) == len(seen)
 
 
 def test_a_source_that_is_used_up_has_no_replacement() -> None:
     drawn = supply(size=4, wrap=False)
     drawn.groups(0)
-    assert drawn.another(0, 3) is not None
-    assert drawn.another(0, 4) is None
+    assert drawn.replacement_group(0, 3) is not None
+    assert drawn.replacement_group(0, 4) is None
 
 
 def sized(sizes: GroupSizes, config: Config, batch: int, wild: str = "") -> list[int]:
@@ -112,4 +117,4 @@ def test_sizes_go_on_from_a_checkpoint() -> None:
 def test_a_replacement_has_the_size_of_its_batch() -> None:
     config = controlled()
     drawn = SampledSupply(config, build_source(config.tasks), None)  # type: ignore[arg-type]
-    assert {len(group) for group in drawn.groups(0)} == {len(drawn.another(0, 6))} == {4}
+    assert {len(group) for group in drawn.groups(0)} == {len(drawn.replacement_group(0, 6))} == {4}
