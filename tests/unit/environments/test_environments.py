@@ -23,7 +23,7 @@ TASK = Task(id="g-0", kind="g", prompt="", files=(), grading=RewardFunction(), r
 
 
 def play(
-    make: Callable[[], Any], *turns: str, retries: int = 1, limit_s: float = 5.0
+    make: Callable[[], Any], *turns: str, retries: int = 1, limit_s: float = 60.0
 ) -> tuple[str, list, float | None]:
     """(first observation, replies, reward)"""
 
