@@ -36,6 +36,7 @@ class UpdateRecord:
             schedule=schedule,
             objective=config.objective,
             policy_version=rollouts.policy_version,
+            sampled_version=rollouts.policy_version,
             shape=shape,
             cells=cells,
             peak_flops=peak_flops,
@@ -113,7 +114,9 @@ class UpdateRecord:
         """The row of the finished update; also records its phases in the trace."""
         rollouts, report = self._rollouts, scheduler.report
         for trajectory in rollouts.trajectories.values():
-            self._tally.trajectory(trajectory, counts=scheduler.counts_in_statistics(trajectory.id.group))
+            group, index = trajectory.id.group, trajectory.id.index
+            counts = scheduler.counts_in_statistics(group)
+            self._tally.trajectory(trajectory, kind=rollouts.groups[group][index].kind, counts=counts)
         clock = Clock(
             first_request_s=self._begins_s,
             last_signal_s=max(rollouts.last_reward_at_s, self._begins_s),
@@ -122,7 +125,7 @@ class UpdateRecord:
         )
         _trace_phases(clock, rollouts.update)
         outcome = Outcome(
-            applied=report.counts.applied,
+            contributions_applied=report.counts.applied,
             dropped_by_reason=report.counts.dropped_by_reason,
             groups_degenerate=report.groups_zero_advantage,
             normaliser=scheduler.normaliser,

@@ -11,13 +11,13 @@ Called by the coordinator; everything here is plain numbers, so a layout or a pa
 
 from __future__ import annotations
 
-import math
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from megathunder.config.model_shape import ModelShape
 from megathunder.metrics.row import MetricsRow, Salt, Sizing
+from megathunder.metrics.summary import Summary
+from megathunder.metrics.trajectory_tally import TrajectoryTally
 from megathunder.planning.flops import Flops, row_flops, utilisation
 from megathunder.types import (
     KL_SUM,
@@ -35,37 +35,6 @@ from megathunder.types import (
     TurnScored,
     WorkStats,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """Sum, count, least and greatest of some numbers; `+` joins two of them exactly."""
-
-    sum: float = 0.0
-    count: float = 0.0
-    minimum: float = math.inf
-    maximum: float = -math.inf
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> Summary:
-        numbers = list(values)
-        if not numbers:
-            return cls()
-        return cls(sum=math.fsum(numbers), count=len(numbers), minimum=min(numbers), maximum=max(numbers))
-
-    def __add__(self, other: Summary) -> Summary:
-        return Summary(
-            sum=self.sum + other.sum,
-            count=self.count + other.count,
-            minimum=min(self.minimum, other.minimum),
-            maximum=max(self.maximum, other.maximum),
-        )
-
-    @property
-    def mean(self) -> float:
-        """0 of nothing."""
-        return self.sum / self.count if self.count else 0.0
-
 
 SUMS = ("tokens", "trained_tokens", "loss_sum", "logprob_diff_sum", "flops", "replay_tokens", "payload_bytes")
 MAXIMA = ("logprob_diff_max", "grad_norm", "learning_rate", "accumulator_bytes")
@@ -125,9 +94,10 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What the ledger says at the barrier, and what was measured beside the update."""
+    """What the ledger says at the barrier, and what was measured beside the update. A field that the row has as well is
+    the row's."""
 
-    applied: int
+    contributions_applied: int
     dropped_by_reason: Mapping[str, int]
     groups_degenerate: int
     normaliser: float
@@ -163,11 +133,9 @@ class UpdateTally:
     cells: int = 1
     peak_flops: float = 0.0
     recompute: bool = False
-    _rewards: dict[int, Summary] = field(default_factory=lambda: defaultdict(Summary))
-    _all_rewards: list[float] = field(default_factory=list)
-    _turns: list[int] = field(default_factory=list)
-    _sampled: list[int] = field(default_factory=list)
-    _lags: Counter[int] = field(default_factory=Counter)
+    sampled_version: int | None = None
+    """Of the policy that sampled; None: `policy_version`, that of the policy that learns."""
+    _trajectories: TrajectoryTally = field(default_factory=TrajectoryTally)
     _work: WorkStats = field(default_factory=WorkStats)
     _step: WorkStats = field(default_factory=WorkStats)
     _publication: WorkStats = field(default_factory=WorkStats)
@@ -180,16 +148,10 @@ class UpdateTally:
     _busy_s: float = 0.0
     _flops: Flops = field(default_factory=Flops)
 
-    def trajectory(self, trajectory: Trajectory, *, counts: bool = True) -> None:
-        """A sampled trajectory; `counts`: its group was neither replaced nor dropped, so that its reward is one of the
-        batch."""
-        if trajectory.reward is not None and counts:
-            self._rewards[trajectory.id.group] += Summary.of([trajectory.reward])
-            self._all_rewards.append(trajectory.reward)
-        self._turns.append(trajectory.turns)
-        self._sampled.append(trajectory.sampled_tokens)
-        for row in trajectory.rows:
-            self._lags.update(self.policy_version - version for version in row.policy_versions)
+    def trajectory(self, trajectory: Trajectory, *, kind: str = "", counts: bool = True) -> None:
+        """A sampled trajectory of a task of `kind`; `counts`: its group was neither replaced nor dropped, so that its
+        reward is one of the batch."""
+        self._trajectories.add(trajectory, kind=kind, counts=counts)
 
     def note(self, event: Event) -> None:
         """A rollout event; a turn and its scores together give the divergence from the teacher."""
@@ -198,8 +160,8 @@ class UpdateTally:
             self._context_tokens += event.context_tokens
             self._cached_tokens += event.cached_tokens
         elif isinstance(event, TurnScored):
-            sampled = self._turns_unscored.pop((event.id, event.turn), ())
-            gaps = (p - q for p, q in zip(sampled, event.teacher_logprobs, strict=False))
+            sampled = self._turns_unscored.pop((event.id, event.turn))
+            gaps = (p - q for p, q in zip(sampled, event.teacher_logprobs, strict=True))
             self._teacher_kl += Summary.of(gaps)
 
     def work(self, command: Command, done: Done) -> None:
@@ -218,87 +180,83 @@ class UpdateTally:
             self._divergence += Summary.of(done.stats.divergences)
         if self.shape is not None and isinstance(command, Differentiate):
             for row in command.rows:
-                self._flops += row_flops(self.shape, row, recompute=self.recompute)
+                whole = command.last and not row.context_tokens
+                self._flops += row_flops(self.shape, row, recompute=self.recompute, whole=whole)
 
     def _kl(self, normaliser: float) -> float | None:
         if self._divergence.count:
-            return self._divergence.sum / max(sum(self._sampled), 1)
+            return self._divergence.sum / max(self._trajectories.sampled_tokens, 1)
         term = self._work.extra.get(KL_SUM)
         return None if term is None else term / normaliser if normaliser else 0.0
 
-    @property
-    def reward_mean(self) -> float:
-        return Summary.of(self._all_rewards).mean
-
     def row(self, clock: Clock, outcome: Outcome) -> MetricsRow:
-        """The row of this update."""
-        work, step, groups = self._work, self._step, list(self._rewards.values())
-        means = Summary.of(group.mean for group in groups)
-        busy_s = self._busy_s / self.cells
-        flops = self._flops.total or work.flops
-        beyond = work.flops - flops
-        saved = combine((work, step)).extra.get(PROMPT_TOKENS_SAVED)
+        """The row of this update; the fields of each part are those of the row by the same name."""
+        saved = combine((self._work, self._step)).extra.get(PROMPT_TOKENS_SAVED)
         return MetricsRow(
             update=self.update,
             schedule=self.schedule,
             objective=self.objective,
-            policy_version=self.policy_version,
-            since_start_s=outcome.since_start_s,
-            reward_mean=self.reward_mean,
-            reward_std=_population_std(self._all_rewards),
-            prompt_reward_min=means.minimum if groups else 0.0,
-            prompt_reward_max=means.maximum if groups else 0.0,
-            prompt_best_mean=Summary.of(group.maximum for group in groups).mean,
-            success_heldout=outcome.success_heldout,
-            device_hours=outcome.hours_before + clock.step_wall_s * outcome.devices / 3600,
-            trajectories=len(self._turns),
-            turns_mean=Summary.of(self._turns).mean,
-            response_tokens_mean=Summary.of(self._sampled).mean,
-            groups_degenerate=outcome.groups_degenerate,
-            contributions_applied=outcome.applied,
-            contributions_dropped=sum(outcome.dropped_by_reason.values()),
-            dropped_by_reason=dict(outcome.dropped_by_reason),
-            trained_tokens=outcome.trained_tokens,
-            differentiated_tokens=work.trained_tokens,
-            total_tokens=work.tokens,
-            wasted_share=outcome.wasted_tokens / work.tokens if work.tokens else 0.0,
-            policy_lag_max=max(self._lags, default=0),
-            tokens_by_lag=dict(sorted(self._lags.items())),
-            engine_learner_logprob_diff_max=work.logprob_diff_max,
-            engine_learner_logprob_diff_mean=work.logprob_diff_sum / max(work.trained_tokens, 1),
-            loss=outcome.loss_sum / outcome.normaliser if step.stepped and outcome.normaliser else None,
+            policy_version=self.policy_version if self.sampled_version is None else self.sampled_version,
             teacher_kl=self._teacher_kl.mean if self._teacher_kl.count else None,
-            grad_norm=step.grad_norm,
-            learning_rate=step.learning_rate,
-            stepped=step.stepped,
-            skip_reason=step.skip_reason,
-            step_wall_s=clock.step_wall_s,
-            rollout_s=clock.rollout_s,
-            tail_s=clock.tail_s,
-            suffix_s=clock.suffix_s,
-            publication_s=max(self._publication_s.maximum, 0.0),
-            learner_busy_s=busy_s,
-            learner_busy_share=busy_s / clock.step_wall_s if clock.step_wall_s > 0 else 0.0,
-            flops=flops,
-            replay_flops=beyond if beyond > 1e-9 * flops else 0.0,
-            recompute_flops=self._flops.recompute,
-            active_mfu=utilisation(flops, clock.step_wall_s, self.peak_flops),
-            compute_mfu=utilisation(flops, busy_s, self.peak_flops),
-            publication_bytes=self._publication.payload_bytes,
-            accumulator_bytes_peak=max(work.accumulator_bytes, step.accumulator_bytes),
-            host_memory_bytes=0,  # the monitor's to fill in
-            exposed_copy_s=step.extra.get("exposed_copy_s_max"),
-            learner_idle_s=None if outcome.idle_s is None else outcome.idle_s / self.cells,
-            learner_blocked_s=None if outcome.blocked_s is None else outcome.blocked_s / self.cells,
-            open_groups_peak=outcome.open_groups_peak,
-            trajectories_lost=outcome.trajectories_lost,
             context_tokens=self._context_tokens or None,
             cached_tokens=self._cached_tokens if self._context_tokens else None,
             prompt_tokens_saved=None if saved is None else round(saved),
             kl_to_reference=self._kl(outcome.normaliser),
-            sizing=outcome.sizing,
-            salt=_salt(combine((work, step)).extra),
+            salt=_salt(combine((self._work, self._step)).extra),
+            **_shared(clock),
+            **self._trajectories.fields(self.policy_version),
+            **self._outcome(clock, outcome),
+            **self._learning(outcome),
+            **self._cost(clock),
         )
+
+    def _outcome(self, clock: Clock, outcome: Outcome) -> dict[str, object]:
+        """What the ledger says; per cell where it adds up over cells."""
+        per_cell = {"learner_idle_s": outcome.idle_s, "learner_blocked_s": outcome.blocked_s}
+        return {
+            **_shared(outcome),
+            **{name: None if total is None else total / self.cells for name, total in per_cell.items()},
+            "contributions_dropped": sum(outcome.dropped_by_reason.values()),
+            "wasted_share": outcome.wasted_tokens / self._work.tokens if self._work.tokens else 0.0,
+            "device_hours": outcome.hours_before + clock.step_wall_s * outcome.devices / 3600,
+        }
+
+    def _learning(self, outcome: Outcome) -> dict[str, object]:
+        """What the learner's cells did with the tokens, and the step."""
+        work, step = self._work, self._step
+        return {
+            "differentiated_tokens": work.trained_tokens,
+            "total_tokens": work.tokens,
+            "engine_learner_logprob_diff_max": work.logprob_diff_max,
+            "engine_learner_logprob_diff_mean": work.logprob_diff_sum / max(work.trained_tokens, 1),
+            "loss": outcome.loss_sum / outcome.normaliser if step.stepped and outcome.normaliser else None,
+            **{name: getattr(step, name) for name in ("grad_norm", "learning_rate", "stepped", "skip_reason")},
+        }
+
+    def _cost(self, clock: Clock) -> dict[str, object]:
+        """Seconds, operations and bytes."""
+        work, step, busy_s = self._work, self._step, self._busy_s / self.cells
+        flops = self._flops.total or work.flops
+        beyond = work.flops - flops
+        return {
+            "publication_s": max(self._publication_s.maximum, 0.0),
+            "learner_busy_s": busy_s,
+            "learner_busy_share": busy_s / clock.step_wall_s if clock.step_wall_s > 0 else 0.0,
+            "flops": flops,
+            "replay_flops": beyond if beyond > 1e-9 * flops else 0.0,
+            "recompute_flops": self._flops.recompute,
+            "active_mfu": utilisation(flops, clock.step_wall_s, self.peak_flops),
+            "compute_mfu": utilisation(flops, busy_s, self.peak_flops),
+            "publication_bytes": self._publication.payload_bytes,
+            "accumulator_bytes_peak": max(work.accumulator_bytes, step.accumulator_bytes),
+            "host_memory_bytes": 0,  # the monitor's to fill in
+            "exposed_copy_s": step.extra.get("exposed_copy_s_max"),
+        }
+
+
+def _shared(part: Clock | Outcome) -> dict[str, object]:
+    """What `part` has under a name that the row has as well."""
+    return {name: getattr(part, name) for name in MetricsRow.__struct_fields__ if hasattr(part, name)}
 
 
 def _salt(sums: Mapping[str, float]) -> Salt | None:
@@ -318,10 +276,3 @@ def _salt(sums: Mapping[str, float]) -> Salt | None:
         spectrum=tuple(sums[name] / count for name in spectrum),
         sketch_error=sums["salt_sketch_error"] / sketched if sketched else None,
     )
-
-
-def _population_std(values: list[float]) -> float:
-    if not values:
-        return 0.0
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))

@@ -1,4 +1,4 @@
-"""One row an update: `metrics.jsonl` is these rows, and every table, curve and comparison is made from them.
+"""One row per update: `metrics.jsonl` is these rows, and every table, curve and comparison is made from them.
 
     step_wall_s = rollout_s + tail_s + suffix_s
         rollout  first rollout request        -> last reward or teacher score
@@ -58,6 +58,16 @@ class Salt(msgspec.Struct, frozen=True, kw_only=True):
     sketch_error: float | None = None
 
 
+class KindMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """The trajectories of one kind of task or environment whose rewards count; `reward_parts` are means."""
+
+    trajectories: int
+    reward_mean: float
+    turns_mean: float
+    response_tokens_mean: float
+    reward_parts: dict[str, float] = {}
+
+
 class MetricsRow(msgspec.Struct, frozen=True, kw_only=True):
     """What one update did."""
 
@@ -74,10 +84,22 @@ class MetricsRow(msgspec.Struct, frozen=True, kw_only=True):
     prompt_reward_min: Annotated[float, _is("Least mean reward of a group.")]
     prompt_reward_max: Annotated[float, _is("Greatest mean reward of a group.")]
     prompt_best_mean: Annotated[float, _is("Mean over groups of the best reward in the group (pass@G if binary).")]
+    reward_quantiles: Annotated[
+        tuple[float, ...] | None, _is("Least reward, its quartiles (three), the greatest; None: fewer than two.")
+    ] = None
+    reward_parts: Annotated[dict[str, float] | None, _is("Mean of each part of the reward; None: it has none.")] = None
+    by_kind: Annotated[
+        dict[str, KindMetrics] | None, _is("The same for each kind of task or environment; None: before it was kept.")
+    ] = None
     success_heldout: Annotated[float | None, _is("Mean reward on held-out tasks after this update; None: not taken.")]
     trajectories: Annotated[int, _is("Trajectories that count.")]
     turns_mean: Annotated[float, _is("Turns of a trajectory.")]
     response_tokens_mean: Annotated[float, _is("Sampled tokens of a trajectory.")]
+    response_tokens_max: Annotated[int | None, _is("Most sampled tokens of a trajectory.")] = None
+    end_reasons: Annotated[dict[str, int] | None, _is("Trajectories by the reason for which they ended.")] = None
+    entropy: Annotated[
+        float | None, _is("Mean -log p of a sampled token as the engine says, nats: an estimate of the entropy.")
+    ] = None
     groups_degenerate: Annotated[int, _is("Groups whose rewards are all equal: they contribute exactly 0.")]
     contributions_applied: Annotated[int, _is("Contributions in the step.")]
     contributions_dropped: Annotated[int, _is("Contributions not in the step, for any reason.")]

@@ -57,11 +57,15 @@ def forward_flops(shape: ModelShape, *, tokens: int, context: int = 0, trained: 
     )
 
 
-def row_flops(shape: ModelShape, row: TrainRow, *, recompute: bool = False) -> Flops:
+def row_flops(shape: ModelShape, row: TrainRow, *, recompute: bool = False, whole: bool = False) -> Flops:
     """Forward and backward of what `row` adds to its context; tokens before it were counted with the row they came in.
-    `recompute`: the layers ran forward once more (full recomputation)."""
-    context = row.context_tokens
-    once = forward_flops(shape, tokens=len(row.token_ids), context=context, trained=sum(row.loss_mask[context:]))
+
+    `whole`: nothing follows the row, so what stands behind the token that predicts its last trained one is not computed
+    (of T tokens that end with a trained one T - 1 are). `recompute`: the layers ran forward once more."""
+    context, end = row.context_tokens, len(row.token_ids)
+    if whole:
+        end = max((t for t, trained in enumerate(row.loss_mask) if trained), default=0)
+    once = forward_flops(shape, tokens=end, context=context, trained=sum(row.loss_mask[max(context, 1) :]))
     return Flops(
         matrices=3 * once.matrices,
         attention=3 * once.attention,

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from megathunder.accumulator_keys import BATCH
 from megathunder.config.model_shape import ModelShape
-from megathunder.metrics.aggregate import Clock, Outcome, Summary, UpdateTally, combine
+from megathunder.metrics.aggregate import Clock, Outcome, UpdateTally, combine
+from megathunder.metrics.flat_row import flat_row
+from megathunder.metrics.summary import Summary
 from megathunder.types import (
     KL_SUM,
     PROMPT_TOKENS_SAVED,
@@ -38,7 +41,13 @@ CLOCK = Clock(first_request_s=10.0, last_signal_s=14.0, last_backward_s=15.0, ac
 
 
 def outcome(**changes: object) -> Outcome:
-    values = {"applied": 2, "dropped_by_reason": {}, "groups_degenerate": 0, "normaliser": 4.0, "since_start_s": 9.0}
+    values = {
+        "contributions_applied": 2,
+        "dropped_by_reason": {},
+        "groups_degenerate": 0,
+        "normaliser": 4.0,
+        "since_start_s": 9.0,
+    }
     return Outcome(**{**values, **changes})  # type: ignore[arg-type]
 
 
@@ -179,7 +188,8 @@ def test_flops_come_from_the_rows_that_were_executed() -> None:
     one, two = run([work(8)]), run([work(4), work(4)])
     long, short = (made.row(CLOCK, outcome()).flops for made in (one, two))
     attention = 3 * 2 * SHAPE.layers * SHAPE.heads * SHAPE.head_size
-    assert long - short == attention * (64 - 2 * 16) + 3 * 2 * SHAPE.embedding_parameters * (7 - 6)
+    layers = 3 * 2 * SHAPE.active_layer_matrices
+    assert long - short == attention * (49 - 2 * 9) + layers * (7 - 6) + 3 * 2 * SHAPE.embedding_parameters * (7 - 6)
 
 
 def test_what_was_executed_beyond_need_is_replay() -> None:
@@ -199,12 +209,12 @@ def test_an_update_without_a_step_trained_nothing_and_has_no_loss() -> None:
 
 
 def test_dropped_contributions_are_counted_by_reason() -> None:
-    row = tally().row(CLOCK, outcome(applied=5, dropped_by_reason={"lost": 2, "stale": 1}))
+    row = tally().row(CLOCK, outcome(contributions_applied=5, dropped_by_reason={"lost": 2, "stale": 1}))
     assert (row.contributions_applied, row.contributions_dropped) == (5, 3)
 
 
 def test_an_update_without_anything_has_a_finite_row() -> None:
-    row = tally(shape=None).row(CLOCK, outcome(applied=0, normaliser=0.0))
+    row = tally(shape=None).row(CLOCK, outcome(contributions_applied=0, normaliser=0.0))
     numbers = [value for value in (getattr(row, n) for n in row.__struct_fields__) if isinstance(value, float)]
     assert all(math.isfinite(value) for value in numbers)
 
@@ -231,3 +241,30 @@ def test_contexts_and_what_caches_held_of_them_are_sums_over_turns() -> None:
     row = made.row(CLOCK, outcome())
     assert (row.context_tokens, row.cached_tokens) == (40, 12)
     assert tally().row(CLOCK, outcome()).cached_tokens is None, "not measured, as in a replay"
+
+
+def test_rewards_lengths_and_parts_are_kept_for_each_kind_of_task() -> None:
+    made = tally(sampled_version=2)
+    for index, (kind, reward) in enumerate((("sum", 1.0), ("sum", 0.0), ("read", 0.5))):
+        parts = {"format": reward / 2, "answer": reward / 2} if kind == "sum" else {}
+        some = msgspec.structs.replace(trajectory(0, index, reward), reward_parts=parts)
+        made.trajectory(some, kind=kind)
+    made.trajectory(trajectory(1, 0, 9.0), kind="sum", counts=False)
+    row = made.row(CLOCK, outcome())
+    assert row.policy_version == 2, "the version that sampled, not the one that learns"
+    assert (row.by_kind["sum"].trajectories, row.by_kind["sum"].reward_mean) == (2, 0.5)
+    assert row.by_kind["read"].reward_mean == 0.5 and row.by_kind["read"].reward_parts == {}
+    assert row.by_kind["sum"].reward_parts == row.reward_parts == {"format": 0.25, "answer": 0.25}
+    assert row.reward_quantiles == (0.0, 0.25, 0.5, 0.75, 1.0)
+    assert row.end_reasons == {"answered": 4} and row.entropy == 1.0 and row.response_tokens_max == 2
+    assert flat_row(row)["by_kind/sum/reward_parts/format"] == 0.25
+
+
+def test_scores_of_another_length_than_the_turn_are_an_error() -> None:
+    made, key = tally(), TrajectoryId(3, 0, 0)
+    action = Segment(role=Role.ACTION, token_ids=(1, 2), logprobs=(-1.0, -1.0), policy_versions=(3, 3))
+    made.note(TurnCompleted(id=key, turn=0, row=0, segments=(action,), at_s=1.0))
+    with pytest.raises(ValueError, match="shorter"):
+        made.note(TurnScored(id=key, turn=0, teacher_logprobs=(-1.0,), at_s=1.0))
+    with pytest.raises(KeyError):
+        made.note(TurnScored(id=key, turn=1, teacher_logprobs=(-1.0,), at_s=1.0))
