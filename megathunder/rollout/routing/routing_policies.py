@@ -18,10 +18,12 @@ and keeps in the caches what is dearest to compute again. A policy reads the sta
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from megathunder.rollout.routing.request import ActiveTrajectory, Request, RoutingView
+from megathunder.rollout.routing.request import ActiveTrajectory, Request
+from megathunder.rollout.routing.server_load import Load, RoutingView
 
 Order = tuple[int, ...]
 GROWTH = 0.6  # trajectories that live together are of all ages: at once they fill about this share of their growth
@@ -34,7 +36,13 @@ class RoutingPolicy(Protocol):
         """Smallest first."""
 
     def choose(self, request: Request, state: RoutingView, servers: tuple[str, ...]) -> str | None:
-        """One of `servers` (not empty), or None to let the request wait."""
+        """One of `servers` (those with room, not empty), or None to let the request wait."""
+
+    def has_room(self, load: Load) -> bool:
+        """Whether one more request may run on a server."""
+
+    def kind(self, request: Request, state: RoutingView) -> Hashable:
+        """Requests of one kind get the same answer while nothing else is granted; None: it has none."""
 
     def learn(self, ended: ActiveTrajectory) -> None:
         """A trajectory is over."""
@@ -45,6 +53,12 @@ class Arrival:
 
     def order(self, request: Request, state: RoutingView) -> Order:
         return (request.serial,)
+
+    def has_room(self, load: Load) -> bool:
+        return True
+
+    def kind(self, request: Request, state: RoutingView) -> Hashable:
+        return None
 
     def learn(self, ended: ActiveTrajectory) -> None:
         """Nothing to learn."""
@@ -93,13 +107,19 @@ class CacheAware:
         return (-state.finished[request.group], -request.tokens, request.serial)
 
     def choose(self, request: Request, state: RoutingView, servers: tuple[str, ...]) -> str | None:
-        open_servers = [name for name in servers if state.loads[name].in_flight < self.in_flight]
         known = state.active.get(request.trajectory)
         if known is None or not known.affinity:
-            return self._admit(request, state, open_servers)
-        if known.affinity in open_servers:
+            return self._admit(request, state, servers)
+        if self.has_room(state.loads[known.affinity]):
             return known.affinity
-        return self._spill(request, known, state, open_servers)
+        return self._spill(request, known, state, servers)
+
+    def has_room(self, load: Load) -> bool:
+        return load.in_flight < self.in_flight
+
+    def kind(self, request: Request, state: RoutingView) -> Hashable:
+        known = state.active.get(request.trajectory)
+        return None if known is not None and known.affinity else (request.group, request.tokens)
 
     def learn(self, ended: ActiveTrajectory) -> None:
         self._ended += 1
@@ -111,15 +131,10 @@ class CacheAware:
 
     def held_tokens(self, state: RoutingView, server: str, more: Request, *, grown: bool) -> int:
         """Cache that `more` and the trajectories assigned to `server` fill, now or `grown`; a group's prompt once."""
-        prompts: dict[tuple[int, int], int] = {}
-        beyond = 0
-        here = [(t, state.active[t].prompt_tokens, state.active[t].tokens) for t in state.loads[server].assigned]
-        for trajectory, prompt, tokens in (*here, (more.trajectory, more.tokens, more.tokens)):
-            prompt = prompts.setdefault((trajectory.update, trajectory.group), prompt)
-            beyond += max(0, (self.expected_tokens(tokens) if grown else tokens) - prompt)
-        return sum(prompts.values()) + beyond
+        held = state.loads[server].held
+        return held.grown_with(more, self.mean_tokens, self.expected_tokens) if grown else held.now_with(more)
 
-    def _admit(self, request: Request, state: RoutingView, servers: list[str]) -> str | None:
+    def _admit(self, request: Request, state: RoutingView, servers: Sequence[str]) -> str | None:
         """The server that would hold the least with it, of those where it fits; an empty one takes anything."""
         fits = [
             name
@@ -128,7 +143,9 @@ class CacheAware:
         ]
         return min(fits, key=lambda n: (self.held_tokens(state, n, request, grown=False), n), default=None)
 
-    def _spill(self, request: Request, known: ActiveTrajectory, state: RoutingView, servers: list[str]) -> str | None:
+    def _spill(
+        self, request: Request, known: ActiveTrajectory, state: RoutingView, servers: Sequence[str]
+    ) -> str | None:
         if request.tokens > self.spill_tokens:
             return None
         demand = state.loads[known.affinity].demand

@@ -12,35 +12,47 @@ sockets. What waits when nothing runs is granted under every policy, so that not
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
-from megathunder.rollout.routing.request import ActiveTrajectory, Load, Request
-from megathunder.rollout.routing.routing_policies import RoutingPolicy
+from megathunder.rollout.routing.request import ActiveTrajectory, GroupId, Request
+from megathunder.rollout.routing.routing_policies import Order, RoutingPolicy
+from megathunder.rollout.routing.server_load import Load
 from megathunder.types import TrajectoryId
 
 REMEMBERED_GROUPS = 4096  # the oldest beyond these are over
 
 
 class RoutingState:
-    """The routing state of one pool, under one policy."""
+    """The routing state of one pool, under one policy. An event costs the same however many are in flight."""
 
     def __init__(self, policy: RoutingPolicy) -> None:
         self.policy = policy
         self.active: dict[TrajectoryId, ActiveTrajectory] = {}
         self.loads: dict[str, Load] = {}
-        self.finished: Counter[tuple[int, int]] = Counter()  # trajectories of a group that are over
+        self.finished: Counter[GroupId] = Counter()  # trajectories of a group that are over
         self.moves = 0  # times a started trajectory changed its server
-        self._waiting: list[Request] = []
+        self._waiting: dict[int, Request] = {}  # by serial
+        self._ordered: list[Order] = []  # of all that wait, sorted; an order ends with the serial
+        self._order: dict[int, Order] = {}
+        self._waiting_groups: dict[GroupId, set[int]] = {}
+        self._waiting_of: Counter[TrajectoryId] = Counter()
+        self._servers: tuple[str, ...] = ()
         self._granted: dict[int, str] = {}  # serial -> server
 
     def arrive(self, request: Request) -> None:
         """Let it wait for `grants`."""
-        self._waiting.append(request)
+        self._drop_stale_affinity(request)
+        self._waiting[request.serial] = request
+        self._waiting_groups.setdefault(request.group, set()).add(request.serial)
+        self._enqueue(request)
+        self._count_waiting(request.trajectory, 1)
 
     def withdraw(self, request: Request) -> None:
         """It is no longer wanted: neither waiting nor, if it was granted, in flight."""
-        self._waiting = [other for other in self._waiting if other.serial != request.serial]
+        if request.serial in self._waiting:
+            self._stop_waiting(request)
         server = self._granted.get(request.serial)
         if server is not None:
             self.ended(request, server)
@@ -50,12 +62,22 @@ class RoutingState:
         granted: list[tuple[Request, str]] = []
         if not servers:
             return granted
-        self._keep_only(servers)
-        for request in sorted(self._waiting, key=lambda r: self.policy.order(r, self)):
-            self._drop_stale_affinity(request)
-            server = self.policy.choose(request, self, tuple(servers))
-            if server is not None:
-                granted.append((request, self._grant(request, server)))
+        self._keep_only(tuple(servers))
+        room = self._with_room(servers)
+        refused: set[Hashable] = set()
+        for order in tuple(self._ordered) if room else ():
+            request = self._waiting[order[-1]]
+            kind = self.policy.kind(request, self)
+            if kind is not None and kind in refused:
+                continue
+            server = self.policy.choose(request, self, room)
+            if server is None:
+                refused.add(kind)
+                continue
+            granted.append((request, self._grant(request, server)))
+            refused.clear()
+            if not self.policy.has_room(self.loads[server]) and not (room := self._with_room(servers)):
+                break
         return granted
 
     def ended(self, request: Request, server: str, *, tokens: int = 0) -> None:
@@ -66,16 +88,23 @@ class RoutingState:
         known = self.active.get(request.trajectory)
         if known is not None and tokens:
             known.tokens, known.turns = tokens, known.turns + 1
+            if known.affinity:
+                self.loads[known.affinity].held.put(request.trajectory, known)
 
     def release(self, trajectory: TrajectoryId) -> None:
         """The trajectory is over, well or not. Idempotent."""
-        known = self.active.pop(trajectory, None)
+        known = self.active.get(trajectory)
         if known is None:
             return
         self._leave(trajectory, known)
-        self.finished[trajectory.update, trajectory.group] += 1
+        del self.active[trajectory]
+        group = (trajectory.update, trajectory.group)
+        self.finished[group] += 1
+        self._reorder(group)
         while len(self.finished) > REMEMBERED_GROUPS:
-            del self.finished[next(iter(self.finished))]
+            oldest = next(iter(self.finished))
+            del self.finished[oldest]
+            self._reorder(oldest)
         self.policy.learn(known)
 
     @property
@@ -89,7 +118,7 @@ class RoutingState:
     # ------------------------------------------------------------------------------------------ private
 
     def _grant(self, request: Request, server: str) -> str:
-        self._waiting.remove(request)
+        self._stop_waiting(request)
         self._granted[request.serial] = server
         load = self.loads[server]
         load.in_flight += 1
@@ -102,11 +131,18 @@ class RoutingState:
         self._leave(request.trajectory, known)
         known.affinity, known.version, known.tokens = server, request.version, request.tokens
         load.assigned.add(request.trajectory)
-        self._count_waiting()
+        load.held.put(request.trajectory, known)
+        load.waiting += self._waiting_of[request.trajectory]
         return server
 
-    def _keep_only(self, servers: Sequence[str]) -> None:
+    def _with_room(self, servers: Sequence[str]) -> tuple[str, ...]:
+        return tuple(name for name in servers if self.policy.has_room(self.loads[name]))
+
+    def _keep_only(self, servers: tuple[str, ...]) -> None:
         """Trajectories have affinity to none but `servers` from here on."""
+        if servers == self._servers:
+            return
+        self._servers = servers
         for name in servers:
             self.loads.setdefault(name, Load(name))
         for name, load in self.loads.items():
@@ -114,15 +150,38 @@ class RoutingState:
                 for trajectory in load.assigned:
                     self.active[trajectory].affinity = ""
                 load.assigned.clear()
-        self._count_waiting()
+                load.held.clear()
+                load.waiting = 0
 
-    def _count_waiting(self) -> None:
-        for load in self.loads.values():
-            load.waiting = 0
-        for request in self._waiting:
-            known = self.active.get(request.trajectory)
-            if known is not None and known.affinity:
-                self.loads[known.affinity].waiting += 1
+    def _enqueue(self, request: Request) -> None:
+        self._order[request.serial] = order = self.policy.order(request, self)
+        bisect.insort(self._ordered, order)
+
+    def _dequeue(self, request: Request) -> None:
+        del self._ordered[bisect.bisect_left(self._ordered, self._order.pop(request.serial))]
+
+    def _reorder(self, group: GroupId) -> None:
+        """The order of a group's requests has changed."""
+        for serial in self._waiting_groups.get(group, ()):
+            self._dequeue(self._waiting[serial])
+            self._enqueue(self._waiting[serial])
+
+    def _stop_waiting(self, request: Request) -> None:
+        self._dequeue(request)
+        del self._waiting[request.serial]
+        of_group = self._waiting_groups[request.group]
+        of_group.discard(request.serial)
+        if not of_group:
+            del self._waiting_groups[request.group]
+        self._count_waiting(request.trajectory, -1)
+
+    def _count_waiting(self, trajectory: TrajectoryId, change: int) -> None:
+        self._waiting_of[trajectory] += change
+        if not self._waiting_of[trajectory]:
+            del self._waiting_of[trajectory]
+        known = self.active.get(trajectory)
+        if known is not None and known.affinity:
+            self.loads[known.affinity].waiting += change
 
     def _drop_stale_affinity(self, request: Request) -> None:
         """Where the weights changed in between, the server holds nothing of the trajectory any more."""
@@ -133,5 +192,8 @@ class RoutingState:
 
     def _leave(self, trajectory: TrajectoryId, known: ActiveTrajectory) -> None:
         if known.affinity:
-            self.loads[known.affinity].assigned.discard(trajectory)
+            load = self.loads[known.affinity]
+            load.assigned.discard(trajectory)
+            load.held.remove(trajectory)
+            load.waiting -= self._waiting_of[trajectory]
             known.affinity = ""

@@ -1,13 +1,15 @@
-"""Placement: who may go where, in which order, and that nothing waits for ever, whatever comes and goes."""
+"""Routing: who may go where, in which order, and that nothing waits for ever, whatever comes and goes."""
 
 from __future__ import annotations
 
 import asyncio
+from random import Random
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.naive_routing import NaiveCacheAware, NaiveRoutingState
 
 from megathunder.errors import InfrastructureFailure
 from megathunder.rollout.routing import PolicyRouter, Request, RoutingState
@@ -225,3 +227,48 @@ def test_a_server_that_becomes_ready_takes_what_waits():
         assert (await waiting).server.name == A
 
     asyncio.run(asyncio.wait_for(main(), 5))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_running_sums_decide_as_the_naive_sums_do(seed):
+    """Random events in front of both: the same grants in the same order, also when servers come and go."""
+    random = Random(seed)
+    limits = {"cache_tokens": random.choice((400, 1500, 10**6)), "in_flight": random.choice((1, 2, 8))}
+    limits |= {"spill_gap": random.choice((1, 4)), "spill_tokens": random.choice((0, 150, 10**6))}
+    fast, naive = RoutingState(CacheAware(**limits)), NaiveRoutingState(NaiveCacheAware(**limits))
+    prompts, lengths = {g: random.randrange(20, 120) for g in range(9)}, {}
+    idle = [TrajectoryId(0, g, i) for g in range(9) for i in range(6)]
+    waiting, running, version, serial, total = [], [], 0, 0, 0
+    for _ in range(600):
+        event = random.random()
+        if event < 0.45 and idle:
+            trajectory = idle.pop(random.randrange(len(idle)))
+            tokens = lengths.get(trajectory, prompts[trajectory.group])
+            request = Request(trajectory=trajectory, tokens=tokens, version=version, serial=serial)
+            serial += 1
+            waiting.append(request)
+            _ = [state.arrive(request) for state in (fast, naive)]
+        elif event < 0.85 and running:
+            request, server = running.pop(random.randrange(len(running)))
+            tokens = random.choice((0, request.tokens + random.randrange(1, 60)))
+            _ = [state.ended(request, server, tokens=tokens) for state in (fast, naive)]
+            lengths[request.trajectory] = tokens or request.tokens
+            if random.random() < 0.3:
+                _ = [state.release(request.trajectory) for state in (fast, naive)]
+                lengths.pop(request.trajectory)
+            idle.append(request.trajectory)
+        elif event < 0.9 and waiting:
+            request = waiting.pop(random.randrange(len(waiting)))
+            _ = [state.withdraw(request) for state in (fast, naive)]
+            idle.append(request.trajectory)
+        elif event > 0.98:
+            version += 1
+        servers = random.choice(((A, B), (A, B), (A, B), (A, B, "c"), (B,), ()))
+        granted = fast.grants(servers)
+        assert granted == naive.grants(servers)
+        waiting = [request for request in waiting if request not in [r for r, _ in granted]]
+        running += granted
+        total += len(granted)
+        loads = {name: (load.in_flight, load.waiting) for name, load in fast.loads.items()}
+        assert loads == {name: (load.in_flight, load.waiting) for name, load in naive.loads.items()} or not servers
+    assert total > 100 and fast.moves == naive.moves
