@@ -131,6 +131,6 @@ def replay_config(run: Path, **changes: object) -> Config:
     if not learner.learning_rate:
         learner = dataclasses.replace(learner, learning_rate=LearnerConfig().learning_rate)
     plain = dataclasses.replace(config.run, evaluate_every=0, resume=False, overwrite=True, **changes)
-    metrics = dataclasses.replace(config.metrics, wandb="off", report=False, report_every=0)
+    metrics = dataclasses.replace(config.metrics, sinks=(), report=False, report_every=0)
     opd = dataclasses.replace(config.opd, teacher="")  # its scores are recorded
     return dataclasses.replace(config, run=plain, learner=learner, metrics=metrics, opd=opd)

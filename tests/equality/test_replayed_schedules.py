@@ -29,7 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = worlds.write_model(tmp_path_factory.mktemp("model"))
     torch.manual_seed(0)
     Qwen3ForCausalLM(Qwen3Config.from_pretrained(folder)).float().save_pretrained(folder)
-    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer.json").write_text('{"model": {}}')
     return folder
 
 
