@@ -109,4 +109,4 @@ def write_recording(folder: Path, config: Config, kept: list[dict]) -> None:
         writer.note(TurnCompleted(id=identity, turn=0, row=0, segments=segments, at_s=0.1))
         writer.note(TrajectoryCompleted(trajectory=trajectory, at_s=0.1))
         writer.note(Rewarded(id=identity, reward=one["reward"], verifier_s=0.0, at_s=0.1))
-    writer.end_update(0)
+    writer.end_update(0)()
