@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megathunder.config.root import Config
+from megathunder.schedule.schedules import RULES
 from megathunder.simulator.costs import CostModel
 from megathunder.simulator.interference import Interference
 from megathunder.simulator.schedule_replay import ReplayResult, replay
 from megathunder.simulator.traces import UpdateTrace
 from megathunder.simulator.variant import Variant
 
-SCHEDULES = ("sync", "periodic_async", "thundersync", "one_step_off")
+SCHEDULES = tuple(RULES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

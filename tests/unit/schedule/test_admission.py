@@ -1,5 +1,7 @@
 """Admission, order of work, ledger, versions, replacement: the laws of the schedule besides exactness."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,12 +12,14 @@ from megathunder.config.learner import LearnerConfig
 from megathunder.config.objective import GrpoConfig
 from megathunder.config.root import Config
 from megathunder.config.streaming import StreamingConfig
-from megathunder.errors import IllegalMove, InfrastructureFailure, StalePolicyError
+from megathunder.errors import ConfigError, IllegalMove, InfrastructureFailure, StalePolicyError
 from megathunder.schedule.answers import shares
 from megathunder.schedule.ledger import Drop, Ledger
-from megathunder.schedule.lifecycle import MOVES, START, State, move
+from megathunder.schedule.lifecycle import MOVES, START, Inputs, Phase, State, Work, move, moved
+from megathunder.schedule.next_work import WorkRules, next_work
 from megathunder.schedule.packing import PackLimits, pack
 from megathunder.schedule.scheduler import UpdateScheduler
+from megathunder.schedule.work_counts import Idle
 from megathunder.types import (
     ContributionId,
     Differentiate,
@@ -61,6 +65,25 @@ def test_periodic_async_works_on_a_whole_group_with_its_advantages() -> None:
     command = scheduler.next_work(0, 0.0)
     assert isinstance(command, Differentiate) and command.target == BATCH
     assert [r.scale for r in command.rows] == pytest.approx([1.0, -1.0], abs=1e-5)
+
+
+def test_the_choice_of_work_changes_nothing_and_a_schedule_of_ones_own_is_a_row_in_a_file(tmp_path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from megathunder.schedule.schedules import ReleasePoint, Rule\n"
+        "RULE = Rule('mine', ReleasePoint.GROUP, (0, 1, 2))\nNONE = 3\n"
+    )
+    config = Config(schedule=f"{tmp_path / 'mine.py'}:RULE")
+    scheduler = UpdateScheduler(config, 0, 2, [2, 2])
+    give(scheduler, rewarded(1, 0, 1.0), rewarded(0, 0, 1.0))
+    state, rules = scheduler._state, WorkRules.of(config)
+    assert next_work(state, rules, 0) is Idle.NO_WORK
+    give(scheduler, rewarded(1, 1, 0.0))
+    assert next_work(state, rules, 0) == next_work(state, rules, 0)
+    assert scheduler.next_work(0, 0.0).target == BATCH and scheduler.report.policy_lag_max == 2
+    with pytest.raises(ConfigError, match="(?s)is 3.*Rule"):
+        UpdateScheduler(Config(schedule=f"{tmp_path / 'mine.py'}:NONE"), 0, 0, [2])
+    with pytest.raises(ConfigError, match="(?s)one_step_off, periodic_async, sync, thundersync.*did you mean 'sync'"):
+        UpdateScheduler(Config(schedule="synch"), 0, 0, [2])
 
 
 def test_direct_work_comes_before_open_groups_before_new_groups() -> None:
@@ -330,6 +353,27 @@ def test_lifecycle_reaches_applied_in_both_orders_and_in_no_other_way() -> None:
     for state in State:
         legal = MOVES[state]
         assert state in (State.APPLIED, State.DROPPED) or State.DROPPED in legal
+
+
+def test_trajectories_and_chains_move_by_the_same_table() -> None:
+    for path in (
+        (Phase.SAMPLING, Phase.COMPLETE, Phase.COMPARING, Phase.COMPLETE, Phase.SETTLED, Phase.LOST),
+        (Inputs.OPEN, Inputs.CLOSED, Inputs.ABANDONED),
+        (Work.IDLE, Work.IN_FLIGHT, Work.IDLE, Work.IN_FLIGHT, Work.DONE),
+    ):
+        for before, after in itertools.pairwise(path):
+            assert moved(before, after, "x") is after
+    for stage, to in (
+        (Phase.LOST, Phase.COMPLETE),
+        (Phase.SETTLED, Phase.COMPARING),
+        (Phase.SAMPLING, Phase.SETTLED),
+        (Inputs.ABANDONED, Inputs.CLOSED),
+        (Work.DONE, Work.IN_FLIGHT),
+        (Work.IDLE, Work.DONE),
+    ):
+        with pytest.raises(IllegalMove, match=f"x: {stage.value} -> {to.value}; legal from here"):
+            moved(stage, to, "x")
+    assert set(MOVES) == {*State, *Phase, *Inputs, *Work}
 
 
 def test_a_contribution_is_registered_once_and_dropped_once() -> None:

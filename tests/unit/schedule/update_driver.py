@@ -11,6 +11,7 @@ from megathunder.accumulator_keys import BATCH
 from megathunder.config.root import Config
 from megathunder.objectives.base import Objective
 from megathunder.schedule.scheduler import UpdateScheduler
+from megathunder.schedule.step_planner import next_step, queue_of
 from megathunder.types import (
     Differentiate,
     Done,
@@ -61,6 +62,14 @@ def loss(command: Differentiate | Fold | Score, release: str) -> float:
     return sum(row_gradient(row) for row in command.rows)
 
 
+def check_queues(scheduler: UpdateScheduler) -> None:
+    """What may run is where the state says that it may run: no change of the state forgot a chain."""
+    state = scheduler._state
+    for chain in (chain for group in state.groups for chain in group.chains):
+        step = next_step(state, chain)
+        assert chain.queue == (None if step is None else queue_of(state, chain, step)), str(chain)
+
+
 def drive(
     config: Config,
     sizes: list[int],
@@ -79,6 +88,7 @@ def drive(
     busy: dict[int, list[Differentiate | Fold | Score]] = {}
     queue, now = list(events), 0.0
     while not scheduler.finished:
+        check_queues(scheduler)
         now += 1.0
         for cell in range(cells):
             in_hand = len(busy.get(cell, ()))
