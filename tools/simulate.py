@@ -1,8 +1,7 @@
-"""Prediction of step times: `python tools/simulate.py {predict,sweep,balance,plan,sagc} --help`.
+"""Prediction of step times: `python tools/simulate.py {predict,sweep,plan,sagc} --help`.
 
     predict RUN    what every schedule would have taken on the recorded work of a run
     sweep          the release model against replay, 588 paired configurations
-    balance        speed-up against the ratio of rollout to learner time; the paper's peaks beside ours
     plan           how to split GPUs between rollout and learner, and what step time to expect
     sagc           group sizes fixed at 4, 8, 16 against straggler-aware control, on heavy-tailed lengths
 
@@ -21,7 +20,6 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.papers import balance as balances
 from benchmarks.papers import group_size_cases as sizes
 from benchmarks.papers import lengths, simulation_report
 from benchmarks.papers import sweep as sweeps
@@ -90,23 +88,6 @@ def sweep(json: Path, figure: Path | None = None, seed: int = 0) -> None:
         f"simulated: {result.configurations} configurations, mean difference {100 * result.mean_rel_diff:.2f} %, "
         f"greatest {100 * result.max_rel_diff:.2f} %, by objective {result.mean_rel_diff_by_objective}"
     )
-
-
-def balance(json: Path, figure: Path | None = None) -> None:
-    """Speed-up against balance at 64, 256 and 2,048 trajectories and 10 to 300 turns.
-
-    Args:
-        json: Write assumptions, curves, peaks and the paper's references here.
-        figure: Draw the curves here (PNG; default: beside the JSON).
-    """
-    output_file(json)
-    result = balances.balance(balances.PaperModel())
-    simulation_report.write_json(result, json)
-    simulation_report.draw_balance(result, figure or json.with_suffix(".png"))
-    table = Table("modelled by the paper", "paper", "here", title="simulated, under the assumptions in the JSON")
-    for reference in result.references:
-        table.add_row(reference.name, f"{reference.paper:g}", f"{reference.ours:.3f}")
-    console.print(table)
 
 
 def releases_by_turn(objective: str) -> bool:
@@ -198,7 +179,7 @@ def plan(
 def sagc(
     json: Path, run: tuple[Path, ...] = (), keep: Path | None = None, figure: Path | None = None, seeds: int = 5
 ) -> None:
-    """Straggler rate, utility and wall time of group sizes, on drawn and measured lengths, and the published case.
+    """Straggler rate, utility and wall time of group sizes, on drawn and measured lengths.
 
     Args:
         json: Write every number and the assumptions here.
@@ -219,7 +200,6 @@ def sagc(
         assumptions=(sizes.__doc__ or "").strip(),
         seeds=seeds,
         comparisons=tuple(sizes.compare(case, seeds) for case in streams),
-        published=sizes.published(),
     )
     simulation_report.write_json(result, json)
     simulation_report.draw_sagc(result, figure or json.with_suffix(".png"))
@@ -237,19 +217,13 @@ def sagc(
             )
             table.add_row(found.name, line.policy, *numbers)
     console.print(table)
-    case = result.published
-    console.print(
-        f"published: .996 -> .434 and 29.5 h -> 16.0 h; simulated: {case.rates['fixed 16']:.3f} -> "
-        f"{case.rates['sagc']:.3f} (fitted, log-deviation narrowing to {case.narrowing:.2f}) and 29.5 h -> "
-        f"{case.hours['sagc']:.1f} h; without narrowing {case.stationary_rate:.3f} and {case.stationary_h:.1f} h"
-    )
 
 
 def main() -> int:
     """Run one subcommand; errors a person can mend are printed without a traceback."""
     try:
         tyro.extras.subcommand_cli_from_dict(
-            {"predict": predict, "sweep": sweep, "balance": balance, "plan": plan, "sagc": sagc}, prog="simulate.py"
+            {"predict": predict, "sweep": sweep, "plan": plan, "sagc": sagc}, prog="simulate.py"
         )
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,24 +1,18 @@
-"""The streams on which group sizes are compared, and the published comparison as far as its summary lets it be drawn.
+"""The streams on which group sizes are compared.
 
-    heavy_tail    lognormal, the same throughout           growing_tail    its log-deviation grows by half over the run
-    measured      lengths of recorded runs                 published       below
+    heavy_tail      lognormal, the same throughout
+    growing_tail    lognormal, its log-deviation grows by half over the run
+    measured        lengths of recorded runs
 
-Published: DAPO with a 3B model, straggler rate .996 at a fixed 16, .434 with the controller; 29.5 h against 16.0 h.
-Not published in what is at hand: tau, delta, the lengths, what a step costs. Assumed: lengths lognormal, cut off at
-four times the median, with the log-deviation at which a fixed 16 straggles in .996 of its groups at tau = 1.5;
-delta = .4; 32 prompts an update; a third of the wall of the fixed 16 each for latency, sampled and padded tokens.
-Under these a group of 4 already straggles in more than .434 of cases, so a stream that does not change cannot give the
-published rate. `narrowing` is the one number fitted to it: the log-deviation under the controller ends at that share of
-where it began, which stands for the shorter outputs that the paper reports of it. The wall is then predicted, not
-fitted; beside it stands the share of latency (tokens and padding alike in the rest) that would give the published one.
+Assumed: a third of the wall of a fixed 16 each for latency, sampled and padded tokens. Called by
+tools/simulate.py sagc. Refuses (UserError) a comparison of no run.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from benchmarks.papers.group_sizes import Case, Load, Lognormal, Measured, Played, WallModel, play, risk
 from megathunder.config.sagc import SagcConfig
@@ -27,7 +21,6 @@ from megathunder.errors import UserError
 FIXED = (4, 8, 16)
 THIRD = 1.0 / 3.0
 LEAST_CHOICE = 0.1
-PUBLISHED_RATES, PUBLISHED_H = (0.996, 0.434), (29.5, 16.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,29 +51,12 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedCase:
-    """What the assumptions give beside what was published; hours are scaled so that the fixed 16 takes 29.5."""
-
-    spread: float
-    smallest_risk: float
-    """Risk of a group of 4 where nothing narrows: no control can be below it."""
-    stationary_rate: float
-    stationary_h: float
-    narrowing: float
-    rates: dict[str, float]
-    hours: dict[str, float]
-    latency_share_of_published: float | None
-    """None: no share gives the published wall."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SagcResult:
     """What the tool writes."""
 
     assumptions: str
     seeds: int
     comparisons: tuple[Comparison, ...]
-    published: PublishedCase
 
 
 def synthetic(updates: int = 400) -> list[Case]:
@@ -146,51 +122,3 @@ def _line(runs: Sequence[Played], wall: WallModel) -> Line:
         trajectories=sum(run.trajectories for run in runs) // len(runs),
         groups_by_size={size: sum(run.groups_by_size.get(size, 0) for run in runs) for size in sizes},
     )
-
-
-def published(seeds: int = 2, updates: int = 200) -> PublishedCase:
-    """See the module docstring."""
-    settings = SagcConfig(target_rate=0.4, threshold=1.5)
-    lengths = Lognormal(spread=1.0, longest=4000.0)
-    spread = _bisect(
-        lambda s: risk(replace(lengths, spread=s), 16, settings.threshold) - PUBLISHED_RATES[0], 0.3, 0.8, steps=10
-    )
-    lengths = replace(lengths, spread=spread)
-    still = Case(name="published", lengths=lengths, settings=settings, updates=updates, prompts=32, first=16)
-
-    def narrowed(share: float) -> list[Played]:
-        case = replace(still, lengths=replace(lengths, narrowing=share))
-        return [play(case, None, seed) for seed in range(seeds)]
-
-    def rate(runs: Sequence[Played]) -> float:
-        return statistics.fmean(run.straggler_rate for run in runs)
-
-    fixed = {size: [play(still, size, seed) for seed in range(seeds)] for size in FIXED}
-    narrowing = _bisect(lambda share: rate(narrowed(share)) - PUBLISHED_RATES[1], 0.05, 1.0, steps=10)
-    stationary, controlled = narrowed(1.0), narrowed(narrowing)
-    wall = WallModel.shares(sum_of(fixed[16]), PUBLISHED_H[0], THIRD, THIRD)
-    named = {**{f"fixed {size}": runs for size, runs in fixed.items()}, "sagc": controlled}
-    return PublishedCase(
-        spread=spread,
-        smallest_risk=risk(lengths, FIXED[0], settings.threshold),
-        stationary_rate=rate(stationary),
-        stationary_h=wall.wall_s(sum_of(stationary)),
-        narrowing=narrowing,
-        rates={name: rate(runs) for name, runs in named.items()},
-        hours={name: wall.wall_s(sum_of(runs)) for name, runs in named.items()},
-        latency_share_of_published=_share_for(sum_of(fixed[16]), sum_of(controlled), PUBLISHED_H),
-    )
-
-
-def _share_for(base: Load, load: Load, hours: tuple[float, float]) -> float | None:
-    """Share x of latency, the rest halved, under which `load` takes hours[1] if `base` takes hours[0]; linear in x."""
-    at_0, at_1 = (WallModel.shares(base, hours[0], x, (1.0 - x) / 2).wall_s(load) for x in (0.0, 1.0))
-    share = (hours[1] - at_0) / (at_1 - at_0)
-    return share if 0.0 <= share <= 1.0 else None
-
-
-def _bisect(increasing: Callable[[float], float], low: float, high: float, steps: int = 20) -> float:
-    for _ in range(steps):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if increasing(middle) > 0 else (middle, high)
-    return math.sqrt(low * high)

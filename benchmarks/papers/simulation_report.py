@@ -1,7 +1,6 @@
 """Results as JSON and figures. Every figure says "simulated" in its title. Called by tools/simulate.py.
 
 sweep      closed form against replay, one point a configuration; relative difference by spread and balance
-balance    speed-up against the ratio of rollout to learner time
 timeline   rollout above the axis, learner below, idle hatched
 sagc       straggler rate and wall by policy, one row a stream; the controller's course
 """
@@ -19,7 +18,6 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # the backend is chosen first
 
-from benchmarks.papers.balance import BalanceResult
 from benchmarks.papers.group_size_cases import SagcResult
 from benchmarks.papers.sweep import SweepResult
 from megathunder.simulator.schedule_replay import ReplayResult
@@ -59,28 +57,6 @@ def draw_sweep(result: SweepResult, path: Path) -> None:
         f"simulated: {result.configurations} configurations, mean difference {100 * result.mean_rel_diff:.2f} %, "
         f"greatest {100 * result.max_rel_diff:.1f} %"
     )
-    _save(figure, path)
-
-
-def draw_balance(result: BalanceResult, path: Path) -> None:
-    """One panel an objective; one curve a batch size (fewest and most turns for OPD)."""
-    figure, axes = plt.subplots(1, 2, figsize=(12, 4.6), sharey=True, layout="constrained")
-    shades = plt.get_cmap("viridis")
-    for axis, objective in zip(axes, ("grpo", "opd"), strict=True):
-        rows = [r for r in result.rows if r.objective == objective]
-        batches = sorted({r.batch for r in rows})
-        for position, batch in enumerate(batches):
-            turns = sorted({r.turns for r in rows if r.batch == batch})
-            for count, style in zip(dict.fromkeys((turns[0], turns[-1])), ("-", "--"), strict=False):
-                line = [r for r in rows if r.batch == batch and r.turns == count]
-                label = f"{batch:,} trajectories" + (f", {count} turns" if objective == "opd" else "")
-                color = shades(0.15 + 0.7 * position / max(len(batches) - 1, 1))
-                axis.plot([r.ratio for r in line], [r.speedup for r in line], style, color=color, label=label)
-        axis.set(title=objective.upper(), xlabel="rollout time / learner time at 256 trajectories")
-        axis.axvline(1.0, color="0.8", linewidth=1)
-        axis.legend(frameon=False, fontsize=8)
-    axes[0].set(ylabel="speed-up over sync", ylim=(1.0, 2.05))
-    figure.suptitle("simulated: speed-up of thundersync against balance")
     _save(figure, path)
 
 

@@ -5,7 +5,7 @@ Rollout takes time 1, learner work takes rho, F(t) is the fraction of that work 
     D = max over t of (t - F(t-))                          [rho - 1]+ <= tail <= [rho - 1]+ + rho D
     speed-up over sync = (1 + rho + s) / (1 + tail + s)    s: the publication suffix; at most 2 (rho = 1, tail = s = 0)
 Uniform release gives exactly [rho - 1]+; n midpoint quantiles give D at most 1/(2n) more and a tail error of at most
-rho/(2n). Times are shares of the rollout time. Called by sweep.py, balance.py and plan.py.
+rho/(2n). Times are shares of the rollout time. Called by sweep.py and plan.py.
 Refuses releases outside [0, 1] and negative work.
 """
 

@@ -3,7 +3,7 @@
     next instant = the earliest of (next rollout event, next end of an item); deliver all of it; give free cells work
 
 one_step_off is replayed in its steady state: the learner works on a batch that has already ended while the next is
-sampled, so a step takes max(rollout, learner) + suffix. Called by sweep.py, balance.py and tools/simulate.py.
+sampled, so a step takes max(rollout, learner) + suffix. Called by sweep.py and tools/simulate.py.
 """
 
 from __future__ import annotations
