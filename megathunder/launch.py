@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 
 from megathunder.checkpoint.resume import resume_hint
 from megathunder.config import Config
+from megathunder.cores import VARIABLE, Role, board_path, open_board, remove_board
 from megathunder.errors import (
     TORCHRUN_FILE,
     ConfigError,
@@ -204,6 +205,8 @@ def run_rank(
     cells = ranks.world // config.learner.ranks_of_a_cell
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent(signal.SIGTERM)  # torchrun, which may be killed itself
+    if shares_cores(config):
+        os.environ[VARIABLE] = str(board_path(folder))  # the coordinator hands it on to the servers
     coordinator = None
     try:
         if ranks.rank == 0:
@@ -234,6 +237,12 @@ def run_rank(
         print_error(f"learner rank 0: {_refusal(refused, folder) if refused else error}")
         return 1
     return coordinator.stop(STOP_S) if coordinator else 0
+
+
+def shares_cores(config: Config) -> bool:
+    """Whether threads follow the work: with a share that depends on the moment, sums are equal to rounding only."""
+    pinned = config.learner.cpu_cores or config.rollout.cpu_cores
+    return config.run.share_cores and not pinned and config.learner.accumulator != "exact"
 
 
 def _refusal(error: OSError, folder: Path) -> str:
@@ -335,10 +344,13 @@ def _learn(
         LoadCheckpoint: learner.load_checkpoint,
         ExportPolicy: learner.export_policy,
     }
+    board = open_board(os.environ.get(VARIABLE, ""), Role.LEARNER) if layout.device.type == "cpu" else None
     try:
-        serve(link, layout.cell, handlers)
+        serve(link, layout.cell, handlers, board)
     finally:
         link.close()
+        if layout.rank == 0:
+            remove_board(board_path(folder))
     shutdown()
 
 

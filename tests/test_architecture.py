@@ -49,6 +49,7 @@ SHARED = {
     "logs",
     "registry",
     "processes",
+    "cores",
     "background",
     "identity",
     "rendezvous",

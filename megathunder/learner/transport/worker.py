@@ -18,21 +18,34 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from megathunder.cores import CoreBoard
 from megathunder.errors import RESUME_HINT, InfrastructureFailure, MegathunderError, describe_os_error, system_error
 from megathunder.learner.transport.link import CellLink, now_s
-from megathunder.types import Command, Done, Failed, Shutdown, WorkStats
+from megathunder.types import Command, Done, Failed, Shutdown, TakeStep, WorkStats
 
 Handler = Callable[[Any], WorkStats]
 
 
-def serve(link: CellLink, cell: int, handlers: Mapping[type, Handler]) -> None:
-    """Carry out commands until Shutdown; InfrastructureFailure once a failure has been told, or the link is lost."""
+def serve(link: CellLink, cell: int, handlers: Mapping[type, Handler], board: CoreBoard | None = None) -> None:
+    """Carry out commands until Shutdown, each on the cores that `board` says are free; InfrastructureFailure once a
+    failure has been told, or the link is lost."""
+    told = board is None or not link.speaks or cell != 0
     while True:
         command = link.receive()
         if isinstance(command, Shutdown):
             link.send(Done(item=command.item, cell=cell, started_s=now_s(), ended_s=now_s(), stats=WorkStats()))
             return
-        link.send(_answer(command, cell, handlers, link))
+        if board is not None:
+            torch.set_num_threads(board.begin())
+        answer = _answer(command, cell, handlers, link)
+        if board is not None:
+            board.end()
+        if isinstance(command, TakeStep) and not told:
+            told = True
+            print(board.describe(), flush=True)
+        link.send(answer)
 
 
 def _answer(command: Command, cell: int, handlers: Mapping[type, Handler], link: CellLink) -> Done:

@@ -32,7 +32,7 @@ CPU_ARGUMENTS = {
     "disable_overlap_schedule": "true",  # one thread: the overlap has nothing to hide behind
 }
 GPU_ARGUMENTS = {"device": "cuda"}
-CPU_PLUGINS = ("megathunder_seeded_sampling", "megathunder_forked_start", settings.PLUGIN)
+CPU_PLUGINS = ("megathunder_seeded_sampling", "megathunder_forked_start", settings.PLUGIN, "megathunder_core_sharing")
 
 
 def resolve_device(device: str) -> str:
