@@ -1,10 +1,9 @@
 """Cores of one machine follow the work: processes that compute tell each other so, and share the cores there are.
 
-    busy processes    one           several
-    threads           every core    one each; cores beyond that in proportion to the core-seconds each has used so far
+    servers that compute     one core each
+    learner ranks that do    the other cores: at least one each, the rest in proportion to the core-seconds used so far
 
-A full update takes each side the same core-seconds whatever its share was, so that their sums are the balance of the
-work. The board is a small file in shared memory, one slot per process: learner ranks mark a command, CPU servers a
+The board is a small file in shared memory, one slot per process: learner ranks mark a command, CPU servers a
 step. A process that has died is not counted. No locks: a share that is a step old costs a moment, not a result.
 """
 
@@ -92,9 +91,7 @@ class CoreBoard:
             return 1
         self._account()
         self._write(busy=True)
-        busy = self._busy()
-        shares = share_out(self._cores, [used for _, used in busy])
-        self._threads = next((n for (slot, _), n in zip(busy, shares, strict=True) if slot == self._slot), 1)
+        self._threads = self._shares(self._busy()).get(self._slot, 1)
         return self._threads
 
     def end(self) -> None:
@@ -106,16 +103,24 @@ class CoreBoard:
 
     def describe(self) -> str:
         """The balance so far, and the shares it gives."""
-        found = [(role, used) for pid, role, _, used in _SLOT.iter_unpack(self._memory) if pid and _lives(pid)]
-        total = sum(used for _, used in found) or 1.0
-        shares = share_out(self._cores, [used for _, used in found])
+        found = [(i, role, used) for i, role, used in self._members() if role]
+        total, shares = sum(used for _, _, used in found) or 1.0, self._shares(found)
         parts = []
         for role in Role:
-            mine = [(used, share) for (number, used), share in zip(found, shares, strict=True) if number == role]
-            work = sum(used for used, _ in mine) / total
-            threads = "+".join(str(share) for _, share in mine) or "0"
+            mine = [(i, used) for i, number, used in found if number == role]
+            threads = "+".join(str(shares[i]) for i, _ in mine) or "0"
+            work = sum(used for _, used in mine) / total
             parts.append(f"{role.name.lower()}s {threads} ({work:.0%} of the work so far)")
-        return f"{self._cores} cores while all compute: {', '.join(parts)}; who computes alone has every core"
+        return (
+            f"{self._cores} cores while all compute: {', '.join(parts)}; a learner that computes alone has every core"
+        )
+
+    def _shares(self, members: list[tuple[int, int, float]]) -> dict[int, int]:
+        """Threads by slot of `members` (slot, role, core-seconds)."""
+        learners = [(i, used) for i, role, used in members if role == Role.LEARNER]
+        shares = {i: 1 for i, role, _ in members if role == Role.SERVER}
+        counts = share_out(self._cores - len(shares), [used for _, used in learners]) if learners else []
+        return shares | {i: count for (i, _), count in zip(learners, counts, strict=True)}
 
     def _account(self) -> None:
         now = time.monotonic()
@@ -125,10 +130,15 @@ class CoreBoard:
     def _write(self, *, busy: bool) -> None:
         _SLOT.pack_into(self._memory, self._slot * _SLOT.size, os.getpid(), self._role, busy, self._used)
 
-    def _busy(self) -> list[tuple[int, float]]:
-        """(slot, core-seconds) of the processes that compute, this one included."""
+    def _busy(self) -> list[tuple[int, int, float]]:
+        """(slot, role, core-seconds) of the processes that compute, this one included."""
+        busy = {i for i, (_, _, flag, _) in enumerate(_SLOT.iter_unpack(self._memory)) if flag}
+        return [member for member in self._members() if member[0] in busy]
+
+    def _members(self) -> list[tuple[int, int, float]]:
+        """(slot, role, core-seconds) of the processes that live."""
         slots = enumerate(_SLOT.iter_unpack(self._memory))
-        return [(i, used) for i, (pid, _, busy, used) in slots if busy and (i == self._slot or _lives(pid))]
+        return [(i, role, used) for i, (pid, role, _, used) in slots if pid and (i == self._slot or _lives(pid))]
 
 
 def open_board(path: str, role: Role) -> CoreBoard | None:

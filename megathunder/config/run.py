@@ -45,9 +45,9 @@ class RunConfig:
     for."""
     keep_checkpoints: PositiveInt = 2
     """Newest checkpoints to keep."""
-    share_cores: bool = True
-    """Learner ranks and servers on a CPU take the cores that nobody else of the run computes on; false: one thread
-    each, as with pinned cores or `learner.accumulator` = `exact`."""
+    share_cores: bool = False
+    """Learner ranks on a CPU take the cores that no server and no other rank computes on, as in the tail of an update;
+    false: one thread each, as with pinned cores or `learner.accumulator` = `exact`."""
     resume: bool = False
     """Continue from the newest complete checkpoint of `runs/<name>/`."""
     stop_timeout_s: PositiveFloat = 25.0

@@ -1,7 +1,8 @@
-"""SGLang plug-in `megathunder_core_sharing`: a CPU server computes on the cores that nobody else of the run needs now.
+"""SGLang plug-in `megathunder_core_sharing`: a CPU server says when it computes, and the learner leaves it its core.
 
-Every step of the scheduler begins on the board (`megathunder/cores.py`) and takes its share of threads; an idle server
-leaves it. A step too small to be worth a second thread stays on one. Inert where MEGATHUNDER_CORE_BOARD is not set.
+Every step of the scheduler begins on the board (`megathunder/cores.py`); an idle server leaves it. The server itself
+stays on one thread: a decode step is hundreds of short parallel regions, and a thread that waits at the end of one for
+a core that agents and sandboxes also use loses more than it brings. Inert where MEGATHUNDER_CORE_BOARD is not set.
 Entry point of group `sglang.srt.plugins`; runs in each of a server's processes before it serves.
 """
 
@@ -11,12 +12,9 @@ import functools
 import os
 from collections.abc import Callable
 
-import torch
-
 from megathunder.cores import VARIABLE, CoreBoard, Role, open_board
 
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
-WORTH_THREADS = 40e6  # parameters x tokens of a step: about 0.1 GFLOP
 
 
 def install() -> None:
@@ -35,22 +33,10 @@ def _board() -> CoreBoard | None:
     return open_board(os.environ[VARIABLE], Role.SERVER)
 
 
-@functools.cache
-def _parameters(scheduler: object) -> int:
-    return sum(p.numel() for p in scheduler.tp_worker.model_runner.model.parameters())
-
-
-def _run_batch(
-    original: Callable[..., object], scheduler: object, batch: object, *rest: object, **more: object
-) -> object:
-    board = _board()
-    if board is not None:
-        share = board.begin()
-        tokens = batch.extend_num_tokens if batch.forward_mode.is_extend() else len(batch.reqs)
-        threads = share if _parameters(scheduler) * (tokens or 1) >= WORTH_THREADS else 1
-        if threads != torch.get_num_threads():
-            torch.set_num_threads(threads)
-    return original(scheduler, batch, *rest, **more)
+def _run_batch(original: Callable[..., object], scheduler: object, *rest: object, **more: object) -> object:
+    if _board() is not None:
+        _board().begin()
+    return original(scheduler, *rest, **more)
 
 
 def _on_idle(original: Callable[..., object], scheduler: object) -> object:

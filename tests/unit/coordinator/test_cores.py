@@ -59,15 +59,15 @@ def server(tmp_path, board):
         process.kill()
 
 
-def test_who_computes_alone_has_every_core_and_two_have_one_each(board, server):
-    assert server("begin") == "2"
+def test_a_learner_has_every_core_but_those_of_servers_that_compute(board, server):
+    assert server("begin") == "1"
     assert board.begin() == 1
     assert server("begin") == "1"
     server("end")
     assert board.begin() == 2
     assert "learners 1" in board.describe() and "servers 1" in board.describe()
     board.end()
-    assert server("begin") == "2"
+    assert server("begin") == "1"
 
 
 def test_a_process_that_died_while_it_computed_takes_no_core(board, server, tmp_path):
