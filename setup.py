@@ -7,6 +7,7 @@
 PyPI's `apex` is another project and is required nowhere.
 """
 
+import re
 from pathlib import Path
 
 from setuptools import find_namespace_packages, setup
@@ -23,14 +24,19 @@ def pinned(name: str) -> list[str]:
 MEGATRON = "megatron-core==0.16.1"
 SGLANG = "sglang==0.5.20"
 
+
+def ranged(name: str) -> list[str]:
+    """The same as ranges, "aiohttp>=3.14", so that other packages may stand beside; what the engines share stays pinned."""
+    of_engines = ("transformers", "tokenizers")
+    loose = [r if r.startswith(of_engines) else re.sub(r"==(\d+\.\d+).*", r">=\1", r) for r in pinned(name)]
+    return [requirement for requirement in loose if not requirement.startswith("setuptools")]
+
+
+# Everything else about the package stands in pyproject.toml.
 setup(
-    name="megathunder",
-    version="0.1.0",
-    description="Agentic reinforcement learning whose learner differentiates while the rollouts still run",
-    python_requires=">=3.11,<3.13",
     packages=find_namespace_packages(include=["megathunder*"]),
-    package_data={"": ["*.pl", "*.c", "*.md", "METADATA", "entry_points.txt"]},
-    install_requires=[requirement for requirement in pinned("base") if not requirement.startswith("setuptools")],
+    package_data={"": ["*.pl", "*.c", "*.md", "*.html", "*.css", "*.js", "py.typed", "METADATA", "entry_points.txt"]},
+    install_requires=ranged("base"),
     extras_require={
         "cpu": [*pinned("torch"), *pinned("engine"), MEGATRON],
         "harnesses": pinned("harnesses"),
@@ -47,10 +53,5 @@ setup(
         "trackio": pinned("trackio"),
         "mlflow": pinned("mlflow"),
         "router": pinned("router"),
-    },
-    entry_points={
-        "sglang.srt.plugins": [
-            "megathunder_suffix_speculation = megathunder.speculation.plugin:install",
-        ]
     },
 )

@@ -56,7 +56,7 @@ SHARED = {
     "user_code",
     "config",
 }
-COMPOSERS = {"loop", "launch", "coordinator"}
+COMPOSERS = {"loop", "launch", "coordinator", "cli"}
 TORCH_FREE = SHARED - {"jsonl", "rendezvous"} | {"schedule", "simulator", "objectives"}
 TORCH_ALLOWED_FILES = {"tests/oracles/objective_losses.py"}
 MEGATRON_ROOMS = {"learner", "publish"}

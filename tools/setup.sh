@@ -76,7 +76,7 @@ if [ -n "${MEGATHUNDER_BROWSER:-}" ]; then
     (LOG=$LOG.browser && install_package chromium "the test of reports" chromium chromium-browser google-chrome) &
     browser=$!
 fi
-stamp=$(cat setup.py tools/setup.sh requirements/*.txt | sha256sum | cut -d' ' -f1)
+stamp=$(cat setup.py pyproject.toml tools/setup.sh requirements/*.txt | sha256sum | cut -d' ' -f1)
 if [ "$(cat .venv/.stamp 2>/dev/null)" != "$stamp $PWD" ]; then
     python=$(find_python)
     started=$SECONDS

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from megathunder.cli import train
 from megathunder.config import Config
 from megathunder.config.model_shape import ModelShape
 from megathunder.errors import ConfigError
@@ -16,7 +17,6 @@ from megathunder.planning.footprint import accumulators_held
 from megathunder.planning.memory import host_limit_bytes
 from megathunder.planning.plan import Plan, make_plan, plan_lines
 from tests.unit.config.config_cases import change
-from tools import train
 
 SHAPE = ModelShape(layers=2, hidden=64, heads=4, kv_heads=2, head_size=16, ffn=128, vocabulary=512)
 MIXTURE = ModelShape(

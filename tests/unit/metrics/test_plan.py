@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from examples.policies.build.tiny import make_tiny
+from megathunder.cli.train import main
 from megathunder.config import Config
 from megathunder.config.checks import check, check_plan
 from megathunder.config.learner import LearnerConfig
@@ -28,7 +29,6 @@ from megathunder.planning.footprint import (
     trained_parameters,
 )
 from megathunder.planning.plan import make_plan, plan_lines
-from tools.train import main
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 LARGE = ("qwen3_30b_a3b_8gpu", "qwen3_30b_a3b_64gpu", "glm45_air_8gpu", "glm45_air_64gpu")

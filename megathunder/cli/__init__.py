@@ -1,0 +1,1 @@
+"""The command `megathunder` and what its words start."""
