@@ -20,6 +20,7 @@ import msgspec
 
 from megathunder.accumulator_keys import AccumulatorKey, FoldTerm
 from megathunder.identity import Identity
+from megathunder.work_stats import WorkStats
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -311,30 +312,6 @@ Command = (
     | ExportPolicy | Shutdown
 )
 # fmt: on
-
-
-PROMPT_TOKENS_SAVED, KL_SUM = "prompt_tokens_not_computed", "kl_to_reference"  # keys of WorkStats.extra
-
-
-class WorkStats(Wire):
-    """What one command did. Sums and maxima only, so that they add up over items, cells and ranks."""
-
-    tokens: int = 0  # computed, padding and context excluded
-    trained_tokens: int = 0  # sampled, and differentiated
-    loss_sum: float = 0.0  # sum over rows of scale * sum_t weight * (-log pi); coefficients known later are not in it
-    logprob_diff_max: float = 0.0  # |log pi_learner - log pi_engine| over trained tokens
-    logprob_diff_sum: float = 0.0
-    flops: float = 0.0
-    replay_tokens: int = 0  # computed again for deferred context gradients
-    grad_norm: float = 0.0
-    stepped: bool = False
-    skip_reason: str = ""
-    learning_rate: float = 0.0
-    accumulator_bytes: int = 0
-    payload_bytes: int = 0
-    divergences: tuple[float, ...] = ()  # of the rows of a Score
-    failed_servers: tuple[str, ...] = ()  # names of the servers that did not acknowledge a publication
-    extra: dict[str, float] = {}
 
 
 class Done(Wire):

@@ -43,6 +43,7 @@ SHARED = {
     "hardware",
     "types",
     "accumulator_keys",
+    "work_stats",
     "errors",
     "tracing",
     "jsonl",

@@ -161,7 +161,9 @@ class Learner:
             flops=counters.flops,
             replay_tokens=counters.replay_tokens,
             accumulator_bytes=self.store.bytes,
-            extra=counters.extra | ({"exposed_copy_s_max": self._traffic.exposed_s()} if self._traffic else {}),
+            prompt_tokens_saved=counters.prompt_tokens_saved,
+            exposed_copy_s=self._traffic.exposed_s() if self._traffic else None,
+            salt=counters.salt,
         )
 
     def abandon_update(self) -> None:

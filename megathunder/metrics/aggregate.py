@@ -20,8 +20,6 @@ from megathunder.metrics.summary import Summary
 from megathunder.metrics.trajectory_tally import TrajectoryTally
 from megathunder.planning.flops import Flops, row_flops, utilisation
 from megathunder.types import (
-    KL_SUM,
-    PROMPT_TOKENS_SAVED,
     Command,
     Differentiate,
     Done,
@@ -33,30 +31,13 @@ from megathunder.types import (
     TrajectoryId,
     TurnCompleted,
     TurnScored,
-    WorkStats,
 )
-
-SUMS = ("tokens", "trained_tokens", "loss_sum", "logprob_diff_sum", "flops", "replay_tokens", "payload_bytes")
-MAXIMA = ("logprob_diff_max", "grad_norm", "learning_rate", "accumulator_bytes")
+from megathunder.work_stats import SaltStats, WorkStats
 
 
 def combine(stats: Iterable[WorkStats]) -> WorkStats:
-    """One WorkStats of several commands, cells or ranks. `extra` values add up; those named `..._max` do not."""
-    parts = list(stats)
-    extra: dict[str, float] = {}
-    for part in parts:
-        for name, value in part.extra.items():
-            extra[name] = max(extra.get(name, value), value) if name.endswith("_max") else extra.get(name, 0.0) + value
-    sums = {name: sum(getattr(part, name) for part in parts) for name in SUMS}
-    maxima = {name: max((getattr(part, name) for part in parts), default=0) for name in MAXIMA}
-    return WorkStats(
-        **sums,
-        **maxima,
-        stepped=any(part.stepped for part in parts),
-        skip_reason=next((part.skip_reason for part in parts if part.skip_reason), ""),
-        failed_servers=tuple(sorted({name for part in parts for name in part.failed_servers})),
-        extra=extra,
-    )
+    """One WorkStats of several commands, cells or ranks."""
+    return sum(stats, WorkStats())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,12 +167,12 @@ class UpdateTally:
     def _kl(self, normaliser: float) -> float | None:
         if self._divergence.count:
             return self._divergence.sum / max(self._trajectories.sampled_tokens, 1)
-        term = self._work.extra.get(KL_SUM)
+        term = self._work.kl_sum
         return None if term is None else term / normaliser if normaliser else 0.0
 
     def row(self, clock: Clock, outcome: Outcome) -> MetricsRow:
         """The row of this update; the fields of each part are those of the row by the same name."""
-        saved = combine((self._work, self._step)).extra.get(PROMPT_TOKENS_SAVED)
+        whole = self._work + self._step
         return MetricsRow(
             update=self.update,
             schedule=self.schedule,
@@ -200,9 +181,9 @@ class UpdateTally:
             teacher_kl=self._teacher_kl.mean if self._teacher_kl.count else None,
             context_tokens=self._context_tokens or None,
             cached_tokens=self._cached_tokens if self._context_tokens else None,
-            prompt_tokens_saved=None if saved is None else round(saved),
+            prompt_tokens_saved=whole.prompt_tokens_saved,
             kl_to_reference=self._kl(outcome.normaliser),
-            salt=_salt(combine((self._work, self._step)).extra),
+            salt=_salt(whole.salt),
             **_shared(clock),
             **self._trajectories.fields(self.policy_version),
             **self._outcome(clock, outcome),
@@ -250,7 +231,7 @@ class UpdateTally:
             "publication_bytes": self._publication.payload_bytes,
             "accumulator_bytes_peak": max(work.accumulator_bytes, step.accumulator_bytes),
             "host_memory_bytes": 0,  # the monitor's to fill in
-            "exposed_copy_s": step.extra.get("exposed_copy_s_max"),
+            "exposed_copy_s": step.exposed_copy_s,
         }
 
 
@@ -259,20 +240,17 @@ def _shared(part: Clock | Outcome) -> dict[str, object]:
     return {name: getattr(part, name) for name in MetricsRow.__struct_fields__ if hasattr(part, name)}
 
 
-def _salt(sums: Mapping[str, float]) -> Salt | None:
+def _salt(sums: SaltStats | None) -> Salt | None:
     """The sums that the learner reports of its Gram matrices, as means."""
-    count = sums.get("salt_geometries", 0.0)
-    if not count:
+    if sums is None or not sums.geometries:
         return None
-    spectrum = [name for name in sorted(sums) if name.startswith("salt_spectrum_")]
-    sketched = sums.get("salt_sketched", 0.0)
     return Salt(
-        geometries=int(count),
-        cancellation=sums["salt_cancellation"] / count,
-        cancellation_max=sums["salt_cancellation_max"],
-        factor=sums["salt_factor"] / count,
-        factor_max=sums["salt_factor_max"],
-        rank=sums["salt_rank"] / count,
-        spectrum=tuple(sums[name] / count for name in spectrum),
-        sketch_error=sums["salt_sketch_error"] / sketched if sketched else None,
+        geometries=sums.geometries,
+        cancellation=sums.cancellation / sums.geometries,
+        cancellation_max=sums.cancellation_max,
+        factor=sums.factor / sums.geometries,
+        factor_max=sums.factor_max,
+        rank=sums.rank / sums.geometries,
+        spectrum=tuple(share / sums.geometries for share in sums.spectrum),
+        sketch_error=sums.sketch_error / sums.sketched if sums.sketched else None,
     )

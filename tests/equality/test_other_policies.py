@@ -12,7 +12,6 @@ from oracles.objective_losses import grpo_loss
 from megathunder.accumulator_keys import BATCH, AccumulatorKey, AccumulatorKind
 from megathunder.config.objective import GrpoConfig, LossConfig
 from megathunder.errors import ConfigError
-from megathunder.learner.passes.backward import KL
 from megathunder.schedule.token_chain import train_rows
 from megathunder.types import Differentiate, Score
 from tests.equality import worlds
@@ -91,10 +90,10 @@ def test_the_reference_stays_where_the_policy_was_loaded(folder):
     learner = make(folder, grpo=GrpoConfig(kl_coefficient=0.1))
     rows = train_rows(worlds.random_trajectory(random.Random(0), 0, 0), 1.0)
     command = Differentiate(item=0, update=0, policy_version=0, target=BATCH, rows=rows)
-    assert learner.differentiate(command).extra[KL] == 0.0
+    assert learner.differentiate(command).kl_sum == 0.0
     worlds.step(learner, 1.0)
     later = Differentiate(item=1, update=1, policy_version=1, target=BATCH, rows=rows)
-    assert learner.differentiate(later).extra[KL] > 0.0
+    assert learner.differentiate(later).kl_sum > 0.0
 
 
 def test_a_comparison_is_the_sum_of_log_ratios_of_the_sampled_tokens(folder):
@@ -110,7 +109,7 @@ def test_a_comparison_is_the_sum_of_log_ratios_of_the_sampled_tokens(folder):
         pairs = list(zip(row.engine_logprobs[1:], logprobs, row.loss_mask[1:], strict=True))
         assert value == pytest.approx(sum(p - q for p, q, m in pairs if m), rel=1e-5, abs=1e-5)
     command = Differentiate(item=1, update=0, policy_version=0, target=BATCH, rows=tuple(rows))
-    assert KL not in learner.differentiate(command).extra, "no loss term beside the reward"
+    assert learner.differentiate(command).kl_sum is None, "no loss term beside the reward"
     worlds.clear(learner)
 
 

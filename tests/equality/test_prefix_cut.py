@@ -11,7 +11,6 @@ from oracles.objective_losses import grpo_loss, opd_loss
 from megathunder.accumulator_keys import BATCH
 from megathunder.config.objective import GrpoConfig, LossConfig
 from megathunder.errors import ConfigError, MegathunderError
-from megathunder.learner.passes.prefix.prompt import SAVED
 from megathunder.types import Differentiate
 from tests.equality import turns, worlds
 
@@ -128,7 +127,7 @@ def test_shared_prompts_report_the_tokens_they_save(make, shared):
     stats = learner.differentiate(command)
     plain = make().differentiate(command)
     prompt = rows[0].prompt_tokens - 1
-    assert stats.extra[SAVED] == 5 * prompt == plain.tokens - stats.tokens
+    assert stats.prompt_tokens_saved == 5 * prompt == plain.tokens - stats.tokens
 
 
 def test_what_a_trajectory_leaves_behind_is_freed_at_its_last_turn(make):

@@ -23,6 +23,7 @@ from megathunder.objectives.build_objective import build_objective
 from megathunder.objectives.salt import reweigh
 from megathunder.schedule.scheduler import UpdateScheduler
 from megathunder.types import Differentiate, Done, Rewarded, TrajectoryCompleted, WorkStats
+from megathunder.work_stats import SaltStats, add_known
 from tests.equality import worlds
 
 FEW = settings(
@@ -67,13 +68,12 @@ def stream(learner, config: Config, groups, rng) -> tuple[float, dict[str, float
             rewarded = Rewarded(id=t.id, reward=t.reward, verifier_s=0.0, at_s=0.0)
             streams.append([TrajectoryCompleted(trajectory=bare, at_s=0.0), rewarded])
     scheduler = UpdateScheduler(config, 0, 0, [len(g) for g in groups], 1)
-    extra: dict[str, float] = {}
+    done = WorkStats()
     while not scheduler.finished:
         command = scheduler.next_work(0, 0.0) if rng.random() < 0.6 or not streams else None
         if command is not None:
             run = learner.differentiate if isinstance(command, Differentiate) else learner.fold
-            for name, value in run(command).extra.items():
-                extra[name] = extra.get(name, 0.0) + value
+            done += run(command)
             scheduler.on_done(Done(item=command.item, cell=0, started_s=0, ended_s=0, stats=WorkStats()), 0.0)
         elif streams:
             chosen = rng.choice(streams)
@@ -82,7 +82,7 @@ def stream(learner, config: Config, groups, rng) -> tuple[float, dict[str, float
     tally = worlds.tally(learner)
     learner.release.finish(tally)
     assert learner.store.open_keys == frozenset()
-    return scheduler.normaliser, extra | tally.extra
+    return scheduler.normaliser, add_known(done.salt, tally.salt) or SaltStats()
 
 
 def own_gradients(learner, group, normalisation: str) -> torch.Tensor:
@@ -147,16 +147,14 @@ def test_streamed_salt_equals_salt_at_the_barrier(
         loss=replace(Config().loss, normalisation=normalisation),
         streaming=StreamingConfig(pack_tokens=40, content_ready=content_ready and schedule == "thundersync"),
     )
-    _, extra = stream(learner, config, groups, rng)
+    _, salt = stream(learner, config, groups, rng)
     got = torch.cat([g.flatten().double() for g in worlds.streamed_gradient(learner, 1.0).values()])
     want = naive(learner, config, groups)
     if not torch.is_tensor(want):
-        assert float(got.abs().max()) == 0.0 and "salt_geometries" not in extra
+        assert float(got.abs().max()) == 0.0 and not salt.geometries
         return
     assert float((got - want).norm() / want.norm()) < 1e-10
-    assert extra["salt_geometries"] == (
-        1.0 if scope == "batch" else sum(len({t.reward for t in g}) > 1 for g in groups)
-    )
+    assert salt.geometries == (1.0 if scope == "batch" else sum(len({t.reward for t in g}) > 1 for g in groups))
 
 
 def test_amplification_0_is_the_objective_without_salt(learner) -> None:
@@ -188,8 +186,8 @@ def test_a_sketch_keeps_inner_products_up_to_its_reported_error(learner) -> None
     found = {}
     for dimension in (64, 16384):
         config = configured(learner, replace(STRONG, features="sketch", sketch_dimension=dimension))
-        _, extra = stream(learner, config, groups, random.Random(1))
-        found[dimension] = extra["salt_sketch_error"] / extra["salt_sketched"]
+        _, salt = stream(learner, config, groups, random.Random(1))
+        found[dimension] = salt.sketch_error / salt.sketched
     assert found[16384] < 0.05 < 3 * found[64]
     part = configured(learner, replace(STRONG, features="sketch", sketch_layers=("layers.0.",)))
     wanted = Sketch(part, learner.store)._maps

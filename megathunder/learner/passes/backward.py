@@ -21,9 +21,7 @@ from megathunder.learner.passes.flop_cost import Price
 from megathunder.learner.passes.packing import MicroBatch, PackedRow, pack
 from megathunder.learner.passes.pipeline import Flow, Pipeline
 from megathunder.learner.passes.reference_policies import FrozenCopy
-from megathunder.types import KL_SUM, WorkStats
-
-KL = KL_SUM
+from megathunder.work_stats import SaltStats, WorkStats, add_known
 
 
 @dataclass(slots=True, eq=False)
@@ -35,10 +33,11 @@ class WorkCounters:
     trained_tokens: int = 0
     replay_tokens: int = 0
     flops: float = 0.0
-    extra: dict[str, float] = field(default_factory=dict)
+    prompt_tokens_saved: int | None = None
+    salt: SaltStats | None = None
     weight: float = 1.0  # of the losses: a coefficient that is applied to the gradient later
     _losses: list[Tensor] = field(default_factory=list)
-    _extra: dict[str, list[Tensor]] = field(default_factory=dict)
+    _divergences: list[Tensor] = field(default_factory=list)
     _gaps: list[Tensor] = field(default_factory=list)  # [2] each: sum and maximum of |learner - engine|
 
     def forwarded(self, batch: MicroBatch, *, replay: bool = False) -> None:
@@ -65,9 +64,17 @@ class WorkCounters:
     def loss(self, loss: Tensor) -> None:
         self._losses.append(loss * self.weight)
 
-    def add(self, name: str, value: Tensor) -> None:
-        """Add a device scalar to `extra[name]`."""
-        self._extra.setdefault(name, []).append(value)
+    def divergence(self, value: Tensor) -> None:
+        """Add a device scalar: the loss term to the reference of a micro-batch, each row by its unit."""
+        self._divergences.append(value)
+
+    def save_prompt_tokens(self, tokens: int) -> None:
+        """Count tokens of shared prompts that were not computed again; negative: computed once for all."""
+        self.prompt_tokens_saved = add_known(self.prompt_tokens_saved, tokens)
+
+    def reweighed(self, stats: SaltStats) -> None:
+        """Count what was measured of gradients."""
+        self.salt = add_known(self.salt, stats)
 
     def gap(self, batch: MicroBatch, logprobs: Tensor) -> None:
         """Record how far learner and engine are apart on the trained tokens."""
@@ -86,7 +93,9 @@ class WorkCounters:
             flops=self.flops,
             replay_tokens=self.replay_tokens,
             accumulator_bytes=accumulator_bytes,
-            extra=self.extra | {name: float(torch.stack(values).sum()) for name, values in self._extra.items()},
+            prompt_tokens_saved=self.prompt_tokens_saved,
+            kl_sum=float(torch.stack(self._divergences).sum()) if self._divergences else None,
+            salt=self.salt,
         )
 
 
@@ -142,7 +151,7 @@ class Runner:
             if batch.reference is not None:
                 roots.append(self.token_loss.row_divergences(batch, held.flow.result))
                 weights.append(batch.units * self.token_loss.kl_coefficient)
-                counters.add(KL, (roots[1].detach() @ batch.units))
+                counters.divergence(roots[1].detach() @ batch.units)
             torch.autograd.backward(roots, weights)
             counters.loss(losses.detach() @ batch.scales)
 

@@ -29,6 +29,7 @@ from megathunder.learner.passes.backward import WorkCounters
 from megathunder.objectives.build_objective import build_objective
 from megathunder.objectives.salt import Geometry, reweigh
 from megathunder.types import Fold
+from megathunder.work_stats import SaltStats
 
 PIECE = 1 << 17  # elements of each gradient worked on at once
 
@@ -149,8 +150,7 @@ class Sketch:
                 row.index_add_(0, places, elements * signs)
                 length += float(elements @ elements)
             errors += abs(float(row @ row) / length - 1.0) if length else 0.0
-        counters.extra["salt_sketched"] = counters.extra.get("salt_sketched", 0.0) + len(keys)
-        counters.extra["salt_sketch_error"] = counters.extra.get("salt_sketch_error", 0.0) + errors
+        counters.reweighed(SaltStats(sketched=len(keys), sketch_error=errors))
         return result.numpy() * self._store.unit
 
 
@@ -168,15 +168,14 @@ def _with_coefficients(fold: Fold, new: dict[AccumulatorKey, float]) -> Fold:
 
 
 def _note(found: Geometry, counters: WorkCounters) -> None:
-    """Sums over geometries, so that any layout adds them up alike; `_max` are maxima."""
-    sums = {
-        "salt_geometries": 1.0,
-        "salt_cancellation": found.cancellation,
-        "salt_factor": found.factor,
-        "salt_rank": float(found.rank),
-        **{f"salt_spectrum_{number}": share for number, share in enumerate(found.spectrum)},
-    }
-    for name, value in sums.items():
-        counters.extra[name] = counters.extra.get(name, 0.0) + value
-    for name, value in (("salt_cancellation_max", found.cancellation), ("salt_factor_max", found.factor)):
-        counters.extra[name] = max(counters.extra.get(name, value), value)
+    counters.reweighed(
+        SaltStats(
+            geometries=1,
+            cancellation=found.cancellation,
+            factor=found.factor,
+            rank=float(found.rank),
+            spectrum=tuple(found.spectrum),
+            cancellation_max=found.cancellation,
+            factor_max=found.factor,
+        )
+    )

@@ -16,8 +16,6 @@ from megathunder.metrics.aggregate import Clock, Outcome, UpdateTally, combine
 from megathunder.metrics.flat_row import flat_row
 from megathunder.metrics.summary import Summary
 from megathunder.types import (
-    KL_SUM,
-    PROMPT_TOKENS_SAVED,
     ContributionId,
     Differentiate,
     Done,
@@ -35,6 +33,7 @@ from megathunder.types import (
     TurnScored,
     WorkStats,
 )
+from megathunder.work_stats import SaltStats
 
 SHAPE = ModelShape(layers=2, hidden=8, heads=2, kv_heads=1, head_size=4, ffn=16, vocabulary=32)
 CLOCK = Clock(first_request_s=10.0, last_signal_s=14.0, last_backward_s=15.0, acknowledged_s=15.5)
@@ -99,14 +98,15 @@ def test_a_summary_does_not_depend_on_the_split(values: list[float], cut: int) -
 def test_stats_of_ranks_add_up_and_maxima_stay_maxima() -> None:
     both = combine(
         [
-            WorkStats(tokens=3, logprob_diff_max=0.5, grad_norm=1.5, extra={"kl_sum": 1.0, "peak_max": 2.0}),
-            WorkStats(
-                tokens=4, logprob_diff_max=0.25, grad_norm=1.5, stepped=True, extra={"kl_sum": 2.0, "peak_max": 1.0}
-            ),
+            WorkStats(tokens=3, logprob_diff_max=0.5, grad_norm=1.5, kl_sum=1.0, exposed_copy_s=2.0),
+            WorkStats(tokens=4, logprob_diff_max=0.25, grad_norm=1.5, stepped=True, kl_sum=2.0, exposed_copy_s=1.0),
         ]
     )
     assert (both.tokens, both.logprob_diff_max, both.grad_norm, both.stepped) == (7, 0.5, 1.5, True)
-    assert both.extra == {"kl_sum": 3.0, "peak_max": 2.0}
+    assert (both.kl_sum, both.exposed_copy_s, both.prompt_tokens_saved, both.salt) == (3.0, 2.0, None, None)
+    salt = SaltStats(geometries=1, factor=2.0, spectrum=(0.5,), factor_max=2.0)
+    joined = combine([WorkStats(salt=salt), WorkStats(), WorkStats(salt=salt + SaltStats(spectrum=(0.25, 0.125)))])
+    assert joined.salt == SaltStats(geometries=2, factor=4.0, spectrum=(1.25, 0.125), factor_max=2.0)
     assert combine([]) == WorkStats()
 
 
@@ -147,8 +147,8 @@ def test_busy_time_is_the_mean_over_cells_without_publication() -> None:
 def test_shared_prompts_and_the_distance_from_the_reference_are_in_the_row() -> None:
     made = tally()
     assert made.row(CLOCK, outcome()).prompt_tokens_saved is None
-    for saved, kl in ((30.0, 1.0), (12.0, 2.0)):
-        made.work(*work(4, extra={PROMPT_TOKENS_SAVED: saved, KL_SUM: kl}))
+    for saved, kl in ((30, 1.0), (12, 2.0)):
+        made.work(*work(4, prompt_tokens_saved=saved, kl_sum=kl))
     row = made.row(CLOCK, outcome(normaliser=4.0))
     assert (row.prompt_tokens_saved, row.kl_to_reference) == (42, 0.75)
     inside = tally()

@@ -22,9 +22,7 @@ from megathunder.learner.model.attention import KeyValue, Prefix, RowSpan
 from megathunder.learner.passes.backward import Pass, Runner, WorkCounters
 from megathunder.learner.passes.packing import PackedRow, last_computed, whole_rows
 from megathunder.learner.passes.prefix.cache import Cache, Layers, add_leading, laid_out, leaf_gradients
-from megathunder.types import PROMPT_TOKENS_SAVED, Differentiate, Fold, TrainRow
-
-SAVED = PROMPT_TOKENS_SAVED
+from megathunder.types import Differentiate, Fold, TrainRow
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +63,7 @@ class SharedPrompts:
             shared = prompt.cache.tokens
             span = RowSpan(length=whole.end - shared, start=shared, prefix=leaves[id(prompt)][1], prefix_tokens=shared)
             pieces.append(PackedRow(row=whole.row, first=shared, end=whole.end, span=span))
-            counters.extra[SAVED] = counters.extra.get(SAVED, 0.0) + shared
+            counters.save_prompt_tokens(shared)
         if not pieces:
             return
         done = self._runner.forward(pieces, counters)
@@ -128,7 +126,7 @@ class SharedPrompts:
             self._runner.settle()
             cache = Cache()
             cache.extend(captured, 0, shared)
-            counters.extra[SAVED] = counters.extra.get(SAVED, 0.0) - shared
+            counters.save_prompt_tokens(-shared)
             found = self._prompts[name] = _Prompt(tokens, cache, held, inject)
         return found
 
@@ -153,5 +151,5 @@ def share_prompts(rows: Sequence[TrainRow], counters: WorkCounters, *, weightles
         for member in members:
             span = RowSpan(length=member.end - shared, start=shared, parent=parent, parent_tokens=shared)
             pieces.append(PackedRow(row=member.row, first=shared, end=member.end, span=span))
-        counters.extra[SAVED] = counters.extra.get(SAVED, 0.0) + shared * (len(members) - 1)
+        counters.save_prompt_tokens(shared * (len(members) - 1))
     return pieces
