@@ -29,6 +29,7 @@ SETTINGS_CHECKS = (
     cross_checks.check_ratio_limits,
     check_compatibility,
     cross_checks.check_objective_and_schedule,
+    cross_checks.check_teacher_temperature,
     cross_checks.check_penalties,
     cross_checks.check_task_kinds,
     cross_checks.check_batch_size,

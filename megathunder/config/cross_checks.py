@@ -18,6 +18,16 @@ def check_objective_and_schedule(config: Config) -> None:
     SCHEDULES.get(config.schedule)
 
 
+def check_teacher_temperature(config: Config) -> None:
+    """A divergence compares two distributions at one temperature; a teacher's scores are those at 1."""
+    if config.objective == "opd" and config.rollout.temperature != 1.0:
+        raise ConfigError(
+            f"rollout.temperature = {config.rollout.temperature} with objective = 'opd'",
+            expected="1: the teacher's log-probabilities are those at temperature 1, and the student's must be too",
+            remedy="set rollout.temperature = 1.0",
+        )
+
+
 def check_group_control(config: Config) -> None:
     sagc, first = config.sagc, config.run.group_size
     if config.run.group_control != "sagc":

@@ -21,9 +21,11 @@ from megathunder.coordinator import weight_sync
 from megathunder.coordinator.assembly import Parts
 from megathunder.coordinator.record import UpdateRecord
 from megathunder.coordinator.rollouts import Collect, Rollouts, Stopped
+from megathunder.coordinator.unfinished import unfinished
 from megathunder.errors import NOTHING_TRAINED, InfrastructureFailure
 from megathunder.evaluation import EVALUATION, KS, Attempt, AttemptEnds, Score, score
-from megathunder.evaluation.history import Evaluation, append_evaluation, forget_evaluations
+from megathunder.evaluation.history import Evaluation, append_evaluation, forget_evaluations, read_evaluations
+from megathunder.jsonl import append_line
 from megathunder.metrics.resumptions import ResumedAt, note_resumption
 from megathunder.metrics.row import read_rows
 from megathunder.metrics.run_folder import RunFolder
@@ -83,6 +85,20 @@ class Coordinator:
             before = await self.evaluate()
             self._append_evaluation(before, 0)
             parts.monitor.print(f"held-out reward before the first update: {before.reward_mean or 0.0:.3f}")
+        elif found is not None and self.update and self._evaluates_after(self.update - 1) and not self._evaluated():
+            missed = await self.evaluate()
+            self._append_evaluation(missed, self.update)
+            parts.monitor.print(f"held-out reward after {self.update} updates: {missed.reward_mean or 0.0:.3f}")
+
+    def _evaluates_after(self, update: int) -> bool:
+        """Whether an evaluation is due at the end of `update`."""
+        run = self.config.run
+        return bool(run.evaluate_every) and ((update + 1) % run.evaluate_every == 0 or update + 1 == run.updates)
+
+    def _evaluated(self) -> bool:
+        """Whether the policy of the checkpoint was: a run may be stopped while it evaluates."""
+        kept = self.parts.persistence.folder.evaluations
+        return kept.exists() and any(e.updates == self.update for e in read_evaluations(kept))
 
     def _restore_costs(self, folder: RunFolder) -> None:
         """Costs go on where the checkpoint left them; evaluations of updates that are taken again are made again."""
@@ -121,6 +137,12 @@ class Coordinator:
             say(f"{stopped}{'' if persistence.off else kept}")
         elif policy := await persistence.export():
             say(f"policy: {policy}")
+
+    def record_unfinished(self, reason: str) -> None:
+        """Leave a line of the update that is under way; nothing between updates."""
+        if record := self._records.get(self.update):
+            line = unfinished(record.rollouts, phase=record.phase, reason=reason)
+            append_line(self.parts.persistence.folder.unfinished_updates, line)
 
     def print_last_checkpoint(self) -> None:
         """Say where a run that failed can go on from."""
@@ -266,8 +288,8 @@ class Coordinator:
     async def close_update(self, scheduler: UpdateScheduler, rollouts: Rollouts) -> None:
         """Evaluate where it is due, then write the update's row."""
         update, run = rollouts.update, self.config.run
-        due = run.evaluate_every and ((update + 1) % run.evaluate_every == 0 or update + 1 == run.updates)
-        found = await self.evaluate() if due and not self.stopping.is_set() else None
+        due = self._evaluates_after(update) and not self.stopping.is_set()
+        found = await self.evaluate() if due else None
         record = self._records.pop(update)
         row = record.row(
             scheduler,

@@ -157,6 +157,10 @@ class Persistence:
         partial = final.with_name(f".{final.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         await self.learner.on_first_cell(lambda item: ExportPolicy(item=item, folder=str(partial)), DISK_S)
-        shutil.rmtree(final, ignore_errors=True)
+        older = final.with_name(f".{final.name}.older")
+        shutil.rmtree(older, ignore_errors=True)
+        if final.exists():
+            final.rename(older)
         partial.rename(final)
+        shutil.rmtree(older, ignore_errors=True)
         return final

@@ -79,12 +79,7 @@ async def dismiss(config: Config, learner: LearnerClient, shutdown: ShutdownHand
 async def take_updates(coordinator: Coordinator, shutdown: ShutdownHandler) -> None:
     """From the first update that is left, to the last one or to where the run is asked to stop."""
     try:
-        await coordinator.begin()
-        shutdown.stop = coordinator.stop
-        shutdown.updates_done = lambda: coordinator.update
-        await train(coordinator)
-    except Stopped:
-        pass
+        await _until_stopped(coordinator, shutdown)
     except asyncio.CancelledError:
         if not shutdown.interrupted:
             coordinator.parts.monitor.skip_report()
@@ -95,6 +90,23 @@ async def take_updates(coordinator: Coordinator, shutdown: ShutdownHandler) -> N
     finally:
         await coordinator.end_rollouts()
     await coordinator.finish()
+
+
+async def _until_stopped(coordinator: Coordinator, shutdown: ShutdownHandler) -> None:
+    """Whatever ends an update in its middle, a line of it stays."""
+    try:
+        await coordinator.begin()
+        shutdown.stop = coordinator.stop
+        shutdown.updates_done = lambda: coordinator.update
+        await train(coordinator)
+    except Stopped:
+        coordinator.record_unfinished("the run was asked to end")
+    except asyncio.CancelledError:
+        coordinator.record_unfinished("interrupted")
+        raise
+    except Exception as error:
+        coordinator.record_unfinished(_first(error))
+        raise
 
 
 def main(config_file: str, cells: str, host: str, descriptor: str, *, assemble: Assemble = assemble) -> int:
@@ -123,6 +135,13 @@ def main(config_file: str, cells: str, host: str, descriptor: str, *, assemble: 
         return asyncio.run(watched())
     except Exception as error:  # what is not known is raised again
         return _explain(error, RunFolder(Path(config.run.folder) / config.run.name))
+
+
+def _first(error: BaseException) -> str:
+    """The error in words; of a group the first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{error}" if isinstance(error, MegathunderError) else f"{type(error).__name__}: {error}"
 
 
 def _explain(error: Exception, folder: RunFolder) -> int:

@@ -69,6 +69,14 @@ class UpdateRecord:
         """A rollout event of this update."""
         self._tally.note(event)
 
+    @property
+    def rollouts(self) -> Rollouts:
+        return self._rollouts
+
+    @property
+    def phase(self) -> str:
+        return self._phase
+
     def set_phase(self, phase: str) -> None:
         """What the update is busy with, for the display."""
         self._phase = phase

@@ -99,6 +99,10 @@ class RunFolder:
     def resumptions(self) -> Path:
         return self.path / "resumptions.jsonl"
 
+    @property
+    def unfinished_updates(self) -> Path:
+        return self.path / "unfinished_updates.jsonl"
+
     def policy_after(self, updates: int) -> Path:
         return self.policies / f"update_{updates:05d}"
 
@@ -116,8 +120,8 @@ def start_run(config: Config) -> RunFolder:
     _make(folder.path)
     _hold(folder.path)
     if config.run.overwrite:
-        records = (folder.metrics, folder.evaluations, folder.resumptions, folder.events, folder.warnings)
-        for path in (*records, folder.timeline, folder.report, folder.config, *folder.path.glob("mlflow*")):
+        lines = (folder.metrics, folder.evaluations, folder.resumptions, folder.unfinished_updates, folder.warnings)
+        for path in (*lines, folder.events, folder.timeline, folder.report, folder.config, *folder.path.glob("mlflow*")):
             path.unlink(missing_ok=True)
         folders = (folder.trajectories, folder.checkpoints, folder.policy, folder.policies, folder.attempts)
         for path in (*folders, folder.wandb, folder.tensorboard):

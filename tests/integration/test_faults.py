@@ -165,6 +165,9 @@ def test_gradients_that_stay_infinite_stop_the_run_at_its_last_good_checkpoint(t
     assert len(skipped) == 1, output
     assert "2 updates in a row without a finite gradient: gradient is not finite in embedding." in output, output
     assert "Lower learner.learning_rate, or raise learner.max_bad_updates" in output and "Traceback" not in output
+    (unfinished,) = map(json.loads, (running.run / "unfinished_updates.jsonl").read_text().splitlines())
+    assert unfinished["update"] == len(running.rows()) and unfinished["trajectories_completed"] == 12
+    assert unfinished["phase"] == "step" and "updates in a row without a finite gradient" in unfinished["reason"]
     saved = newest(running.run / "checkpoints", pytest.fail)
     assert read_state(saved).update == len(running.rows())
     assert f"the last checkpoint is {saved}; --run.resume goes on from it" in output, output

@@ -39,6 +39,7 @@ REFUSED: list[tuple[dict[str, object], str, str]] = [
     ({"tasks__source": "math", "tasks__kinds": ("read",)}, "tasks.source = 'math'", "correct the names"),
     ({"tasks__heldout": 10**9}, "tasks.heldout = 1000000000", "64"),
     ({"tasks__heldout": 0}, "tasks.heldout = 0", "evaluate_every = 0"),
+    ({"objective": "opd", "rollout__temperature": 0.7}, "rollout.temperature = 0.7", "temperature = 1.0"),
     ({"objective": "opd", "opd__teacher": ""}, "opd.teacher = ''", "opd.teacher"),
     ({"streaming__release": "turn"}, "release = 'turn'", "turn_forward"),
     ({"objective": "opd", "streaming__content_ready": True}, "content_ready = true", "content_ready = false"),

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 from test_loop import AnsweringLearner, recorded, settings
 
 from benchmarks.comparison.alternation import AlternatingUpdates, Alternation, Recording
 from benchmarks.comparison.replayed_rollouts import NoServers, ReplayedSupply, read_recorded
+from megathunder.coordinator import coordinator as coordinator_module
 from megathunder.coordinator.assembly import Parts
 from megathunder.coordinator.coordinator import Coordinator
 from megathunder.coordinator.persistence import Persistence
 from megathunder.coordinator.rollouts import Rollouts
 from megathunder.coordinator.sizing import GroupSizes
 from megathunder.evaluation import EVALUATION
-from megathunder.evaluation.history import read_evaluations
+from megathunder.evaluation.history import forget_evaluations, read_evaluations
 from megathunder.loop import train
 from megathunder.metrics.row import MetricsRow
 from megathunder.metrics.run_folder import RunFolder
@@ -50,12 +53,13 @@ class Evaluated(ReplayedSupply):
                     rollouts.inbox.put_nowait(event)
 
 
-def trained(path: Path, schedule: str, **run: object) -> tuple[list[MetricsRow], AnsweringLearner, Evaluated, Path]:
-    """Four updates of a recording."""
-    import asyncio
-
+def trained(
+    path: Path, schedule: str, *, resumed: tuple[Path, int] | None = None, **run: object
+) -> tuple[list[MetricsRow], AnsweringLearner, Evaluated, Path]:
+    """Four updates of a recording; `resumed`: of the run in a folder, from the checkpoint after some updates on."""
     recording, folder = recorded(path / "recording", groups=3), path / f"run-{len(list(path.glob('run-*')))}"
     folder.mkdir()
+    folder, done = resumed or (folder, 0)
     config = settings(schedule, run={"updates": 4, "evaluate_attempts": 2, **run})
     plan, fast = AlternatingUpdates(config, Alternation()), Recording(run=str(recording), speed=50.0)
     rows: list[MetricsRow] = []
@@ -77,9 +81,21 @@ def trained(path: Path, schedule: str, **run: object) -> tuple[list[MetricsRow],
         devices=3,
     )
 
+    async def loaded(*_: object) -> None:
+        """The learner and the tasks are where the checkpoint left them."""
+
     async def body() -> None:
         coordinator = Coordinator(config=config, parts=parts)
-        await coordinator.begin()
+        if resumed:
+            state = SimpleNamespace(update=done, policy_version=done, elapsed_s=1.0)
+            found = SimpleNamespace(folder=folder, state=state, changed=())
+            with (
+                patch.object(coordinator_module, "find_resumption", lambda *_: found),
+                patch.object(Persistence, "load", loaded),
+            ):
+                await coordinator.begin()
+        else:
+            await coordinator.begin()
         await train(coordinator)
 
     asyncio.run(body())
@@ -115,3 +131,19 @@ def test_every_evaluation_is_kept_with_what_its_policy_had_cost(tmp_path: Path) 
     assert [e.score.right for e in kept] == [2, 4, 6] and all(e.score.sent == 8 for e in kept)
     assert [e.score.completed for e in kept] == [7, 7, 7]  # the lost one counts over all, and not over completed
     assert [row.success_heldout for row in rows] == [None, None, 4 / 7, 6 / 7]
+
+
+def test_an_evaluation_that_a_stop_cut_off_is_made_once_on_resume(tmp_path: Path) -> None:
+    run = {"evaluate_every": 2, "resume": True}
+    for cut_off in (2, 4):
+        path = tmp_path / str(cut_off)
+        path.mkdir()
+        *_, folder = trained(path, "thundersync", evaluate_every=2)
+        kept = RunFolder(folder).evaluations
+        forget_evaluations(kept, cut_off - 1)
+        *_, supply, _ = trained(path, "thundersync", resumed=(folder, cut_off), **run)
+        assert supply.versions == list(range(cut_off, 5, 2))
+        assert len(kept.read_text().splitlines()) == 2
+        assert [(e.updates, e.policy_version) for e in read_evaluations(kept)] == [(2, 2), (4, 4)]
+        *_, supply, _ = trained(path, "thundersync", resumed=(folder, 4), **run)
+        assert supply.versions == [], "an evaluation that was made is not made again"

@@ -19,7 +19,7 @@ from megathunder.errors import MegathunderError
 from megathunder.learner.checkpoint import checkpoint_status
 from megathunder.metrics.run_folder import RunFolder
 from megathunder.tasks import SourceState
-from megathunder.types import FinishCheckpoint, SaveCheckpoint
+from megathunder.types import ExportPolicy, FinishCheckpoint, SaveCheckpoint
 
 
 class WritingLearner:
@@ -114,6 +114,34 @@ def test_without_the_setting_a_save_is_complete_before_the_run_goes_on(tmp_path:
         assert [command.background for command in learner.commands] == [False]
 
     run(tmp_path, work, background=False)
+
+
+def test_an_exported_policy_replaces_the_older_one_only_when_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.policy.mkdir()
+    (folder.policy / "model").write_text("older")
+    there: list[str] = []
+    rename = Path.rename
+
+    def watched(path: Path, target: Path) -> Path:
+        there.extend(file.read_text() for file in tmp_path.rglob("model"))
+        return rename(path, target)
+
+    async def work(persistence: Persistence, learner: WritingLearner) -> None:
+        async def on_first_cell(make: Callable[[int], ExportPolicy], timeout_s: float) -> None:
+            whole = Path(make(0).folder)
+            whole.mkdir()
+            (whole / "model").write_text("newer")
+
+        learner.on_first_cell = on_first_cell  # type: ignore[attr-defined]
+        monkeypatch.setattr(Path, "rename", watched)
+        assert await persistence.export() == folder.policy
+
+    run(tmp_path, work)
+    assert there.count("older") == 2, "it stands until the newer one has its name"
+    assert [file.read_text() for file in tmp_path.rglob("model")] == ["newer"]
 
 
 def test_only_a_run_that_keeps_checkpoints_is_said_to_go_on(tmp_path: Path) -> None:
