@@ -121,7 +121,8 @@ def start_run(config: Config) -> RunFolder:
     _hold(folder.path)
     if config.run.overwrite:
         lines = (folder.metrics, folder.evaluations, folder.resumptions, folder.unfinished_updates, folder.warnings)
-        for path in (*lines, folder.events, folder.timeline, folder.report, folder.config, *folder.path.glob("mlflow*")):
+        lines += (folder.events,)
+        for path in (*lines, folder.timeline, folder.report, folder.config, *folder.path.glob("mlflow*")):
             path.unlink(missing_ok=True)
         folders = (folder.trajectories, folder.checkpoints, folder.policy, folder.policies, folder.attempts)
         for path in (*folders, folder.wandb, folder.tensorboard):

@@ -34,13 +34,14 @@ MODES = {
     "prompt": ({"shared_prompt": "group"}, {}),
     "exact": ({"accumulator": "exact"}, {}),
 }
+DISTILLED = ("turn", "turn_forward")
 
 
 def commands_of(mode):
     """The same commands on every rank of the job, and the normaliser."""
     rng = random.Random(5)
     tape = Tape()
-    if mode in ("turn", "turn_forward"):
+    if mode in DISTILLED:
         trajectories = [worlds.random_trajectory(rng, i, 0, turns=4) for i in range(3)]
         scores = worlds.random_scores(rng, trajectories)
         z = turns.release_opd(tape, trajectories, scores, rng, mode=mode)
@@ -81,6 +82,7 @@ def run_layout(folder, out, name, settings, modes):
     for mode in modes:
         more, streaming = MODES[mode]
         config = Config(
+            objective="opd" if mode in DISTILLED else "grpo",
             learner=LearnerConfig(model=str(folder), device="cpu", **settings, **more),
             streaming=StreamingConfig(**streaming, pack_tokens=60),
         )
