@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -180,3 +182,10 @@ def test_without_a_compiler_the_reason_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     monkeypatch.setenv("CC", "cc")
     assert "no such option" in compile_kernels(tmp_path / "other")
+
+
+def test_loading_the_kernels_leaves_denormal_numbers_alone():
+    check = "from megathunder.rollout.servers.cpu_kernels.compiled import compile_kernels as c; k = c(); "
+    check += "x = 5e-324; y = float('1e-310'); print(isinstance(k, str) or (x > 0 and y * 0.5 > 0.0))"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
