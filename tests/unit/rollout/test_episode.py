@@ -327,3 +327,18 @@ def test_slow_tools_take_the_same_time_whenever_the_same_trajectory_runs(tmp_pat
     first, again = (tool_s(tmp_path / name, command_latency_s=0.01) for name in "ab")
     assert first == again > tool_s(tmp_path / "c")
     assert tool_s(tmp_path / "d", command_latency_s=0.02) > first
+
+
+def test_any_exception_of_a_grader_costs_its_trajectory_and_not_the_run(tmp_path):
+    asked = []
+
+    async def grade(task, sandbox, answer_text, pool, budget_s):
+        asked.append(task)
+        if len(asked) == 1:
+            raise ValueError("cut off")
+        return 1.0
+
+    events, _, _ = collect(scripted(says("submit 42")), tmp_path, groups=((TASK,) * 3,), grade=grade)
+    (lost,) = only(events, TrajectoryLost)
+    assert lost.reason == "ValueError: cut off"
+    assert [event.reward for event in only(events, Rewarded)] == [1.0, 1.0]
