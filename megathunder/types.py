@@ -124,6 +124,10 @@ class Trajectory(Wire):
         return sum(sum(r.loss_mask) for r in self.rows)
 
     @property
+    def side_turns(self) -> int:
+        return sum(s.role is Role.ACTION for row in self.side_rows for s in row.segments)
+
+    @property
     def total_tokens(self) -> int:
         return sum(len(r.token_ids) for r in self.rows)
 

@@ -9,7 +9,7 @@ Made by the learner, summed there over a cell and by the metrics over cells.
 from __future__ import annotations
 
 from itertools import zip_longest
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -58,6 +58,13 @@ class SaltStats(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class LogprobGap(NamedTuple):
+    """A row in which engine and learner are `nats` apart on a trained token."""
+
+    source: str
+    nats: float
+
+
 class WorkStats(msgspec.Struct, frozen=True, kw_only=True):
     """What one command did."""
 
@@ -66,6 +73,7 @@ class WorkStats(msgspec.Struct, frozen=True, kw_only=True):
     loss_sum: float = 0.0  # sum over rows of scale * sum_t weight * (-log pi); coefficients known later are not in it
     logprob_diff_max: float = 0.0  # |log pi_learner - log pi_engine| over trained tokens
     logprob_diff_sum: float = 0.0
+    logprob_gaps: tuple[LogprobGap, ...] = ()  # rows above learner.logprob_gap_alarm
     flops: float = 0.0
     replay_tokens: int = 0  # computed again for deferred context gradients
     grad_norm: float = 0.0
@@ -87,6 +95,7 @@ class WorkStats(msgspec.Struct, frozen=True, kw_only=True):
             **{name: max(getattr(self, name), getattr(other, name)) for name in MAXIMA},
             stepped=self.stepped or other.stepped,
             skip_reason=self.skip_reason or other.skip_reason,
+            logprob_gaps=self.logprob_gaps + other.logprob_gaps,
             failed_servers=tuple(sorted({*self.failed_servers, *other.failed_servers})),
             prompt_tokens_saved=add_known(self.prompt_tokens_saved, other.prompt_tokens_saved),
             kl_sum=add_known(self.kl_sum, other.kl_sum),

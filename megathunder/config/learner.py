@@ -90,6 +90,12 @@ class LearnerConfig:
     """Added to the root of the second moment."""
     clip_grad: NonNegativeFloat = 1.0
     """Largest global gradient norm; 0: no clip."""
+    logprob_gap_alarm: NonNegativeFloat = 1.0
+    """A row in which a token's log-probability differs by more than this (nats) between engine and learner is named in
+    the log and counted; 0: no alarm."""
+    max_logprob_gap: NonNegativeFloat = 0.0
+    """A row with a difference above this adds nothing to the gradient (its reward still counts in its group); 0: all
+    rows are trained."""
     max_bad_updates: PositiveInt = 3
     """Updates in a row with a NaN or infinite gradient before the run stops."""
     megatron: dict[str, str] = field(default_factory=dict)

@@ -8,6 +8,7 @@ Called by the coordinator. Reads clocks and counts; changes nothing.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -21,6 +22,7 @@ from megathunder.metrics.row import MetricsRow, Sizing
 from megathunder.schedule.scheduler import UpdateScheduler
 from megathunder.types import Command, Differentiate, Done, Event, Fold, Publish, Score, TakeStep
 
+log = logging.getLogger(__name__)
 NAMES = {Differentiate: "differentiate", Fold: "fold", Score: "score", TakeStep: "step", Publish: "publish"}
 
 
@@ -54,6 +56,7 @@ class UpdateRecord:
     def work(self, command: Command, done: Done) -> None:
         """A cell has done `command`."""
         self._tally.work(command, done)
+        self._name_gaps(done)
         if isinstance(command, Differentiate | Fold):
             self._last_backward_s = max(self._last_backward_s, done.ended_s)
         tracing.record(
@@ -64,6 +67,16 @@ class UpdateRecord:
             update=self._rollouts.update,
             tokens=done.stats.tokens,
         )
+
+    def _name_gaps(self, done: Done) -> None:
+        limit = self._config.learner.max_logprob_gap
+        for gap in done.stats.logprob_gaps:
+            dropped = bool(limit) and gap.nats > limit
+            log.warning(
+                "%s: engine and learner are %.1f nats apart on a token (learner.logprob_gap_alarm = %g); the row is %s",
+                *(gap.source, gap.nats, self._config.learner.logprob_gap_alarm),
+                "not trained" if dropped else "trained: learner.max_logprob_gap drops such rows",
+            )
 
     def event(self, event: Event) -> None:
         """A rollout event of this update."""

@@ -209,6 +209,7 @@ class UpdateTally:
             "differentiated_tokens": work.trained_tokens,
             "total_tokens": work.tokens,
             "engine_learner_logprob_diff_max": work.logprob_diff_max,
+            "rows_above_gap_alarm": len(work.logprob_gaps),
             "engine_learner_logprob_diff_mean": work.logprob_diff_sum / max(work.trained_tokens, 1),
             "loss": outcome.loss_sum / outcome.normaliser if step.stepped and outcome.normaliser else None,
             **{name: getattr(step, name) for name in ("grad_norm", "learning_rate", "stepped", "skip_reason")},

@@ -175,6 +175,10 @@ class MetricsRow(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     open_groups_peak: Annotated[int | None, _is("Most groups with unknown coefficients one cell held at once.")] = None
     trajectories_lost: Annotated[int | None, _is("Trajectories the machinery failed.")] = None
+    rows_above_gap_alarm: Annotated[
+        int, _is("Rows with a token above learner.logprob_gap_alarm; the log names them.")
+    ] = 0
+    side_turns: Annotated[int, _is("Turns that harnesses asked beside their conversations: recorded, not trained.")] = 0
     context_tokens: Annotated[int | None, _is("Tokens that turns brought to the servers as their contexts.")] = None
     cached_tokens: Annotated[
         int | None, _is("Those of them that a server's prefix cache held; the rest was computed.")

@@ -23,6 +23,7 @@ class TrajectoryTally:
     _counted: list[tuple[str, Trajectory]] = field(default_factory=list)
     _rewards: dict[int, Summary] = field(default_factory=lambda: defaultdict(Summary))
     _turns: list[int] = field(default_factory=list)
+    _side_turns: int = 0
     _sampled: list[int] = field(default_factory=list)
     _ends: Counter[str] = field(default_factory=Counter)
     _versions: Counter[int] = field(default_factory=Counter)
@@ -34,6 +35,7 @@ class TrajectoryTally:
             self._rewards[trajectory.id.group] += Summary.of([trajectory.reward])
             self._counted.append((kind, trajectory))
         self._turns.append(trajectory.turns)
+        self._side_turns += trajectory.side_turns
         self._sampled.append(trajectory.sampled_tokens)
         self._ends[trajectory.end_reason.value] += 1
         for row in trajectory.rows:
@@ -64,6 +66,7 @@ class TrajectoryTally:
             "prompt_best_mean": Summary.of(group.maximum for group in groups).mean,
             "trajectories": len(self._turns),
             "turns_mean": Summary.of(self._turns).mean,
+            "side_turns": self._side_turns,
             "response_tokens_mean": Summary.of(self._sampled).mean,
             "response_tokens_max": max(self._sampled, default=None),
             "end_reasons": dict(self._ends) or None,

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from megathunder.learner.loss import TokenLoss
+from megathunder.learner.loss import TokenLoss, row_gaps
 from megathunder.learner.model.attention import KeyValue
 from megathunder.learner.passes.flop_cost import Price
 from megathunder.learner.passes.packing import MicroBatch, PackedRow, pack
 from megathunder.learner.passes.pipeline import Flow, Pipeline
 from megathunder.learner.passes.reference_policies import FrozenCopy
-from megathunder.work_stats import SaltStats, WorkStats, add_known
+from megathunder.work_stats import LogprobGap, SaltStats, WorkStats, add_known
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +39,7 @@ class WorkCounters:
     _losses: list[Tensor] = field(default_factory=list)
     _divergences: list[Tensor] = field(default_factory=list)
     _gaps: list[Tensor] = field(default_factory=list)  # [2] each: sum and maximum of |learner - engine|
+    _row_gaps: list[tuple[list[str], Tensor, float]] = field(default_factory=list)  # R sources, maxima [R], the alarm
 
     def forwarded(self, batch: MicroBatch, *, replay: bool = False) -> None:
         """Count a forward; tokens that are only computed again count as replayed."""
@@ -76,11 +77,17 @@ class WorkCounters:
         """Count what was measured of gradients."""
         self.salt = add_known(self.salt, stats)
 
-    def gap(self, batch: MicroBatch, logprobs: Tensor) -> None:
-        """Record how far learner and engine are apart on the trained tokens."""
+    def gap(self, batch: MicroBatch, logprobs: Tensor, alarm: float) -> None:
+        """Record how far learner and engine are apart on the trained tokens, and in which rows by more than `alarm`."""
         if logprobs.numel():
             apart = (logprobs - batch.engine).abs()
             self._gaps.append(torch.stack([apart.sum(), apart.amax()]))
+            if alarm > 0:
+                self._row_gaps.append(([str(p.row.source) for p in batch.pieces], row_gaps(batch, logprobs), alarm))
+
+    def _above_alarm(self) -> tuple[LogprobGap, ...]:
+        found = [(source, nats, alarm) for s, n, alarm in self._row_gaps for source, nats in zip(s, n.tolist())]
+        return tuple(LogprobGap(source, nats) for source, nats, alarm in found if nats > alarm)
 
     def stats(self, *, accumulator_bytes: int) -> WorkStats:
         gaps = torch.stack(self._gaps).tolist() if self._gaps else []
@@ -90,6 +97,7 @@ class WorkCounters:
             loss_sum=float(torch.stack(self._losses).sum()) if self._losses else 0.0,
             logprob_diff_sum=sum(gap[0] for gap in gaps),
             logprob_diff_max=max((gap[1] for gap in gaps), default=0.0),
+            logprob_gaps=self._above_alarm(),
             flops=self.flops,
             replay_tokens=self.replay_tokens,
             accumulator_bytes=accumulator_bytes,
@@ -138,7 +146,7 @@ class Runner:
         counters.forwarded(batch, replay=replay)
         done = Pass(batch, flow)
         if done.logprobs is not None:
-            counters.gap(batch, done.logprobs)
+            counters.gap(batch, done.logprobs, self.token_loss.gap_alarm)
         return done
 
     def backward(self, held: Pass, counters: WorkCounters) -> None:

@@ -42,6 +42,7 @@ def summed_over_cell(stats: WorkStats, layout: Layout) -> WorkStats:
         loss_sum=sum(s.loss_sum for s in last),
         logprob_diff_sum=sum(s.logprob_diff_sum for s in last),
         logprob_diff_max=max(s.logprob_diff_max for s in last),
+        logprob_gaps=tuple(gap for s in last for gap in s.logprob_gaps),
         accumulator_bytes=max(s.accumulator_bytes for s in heads),
         prompt_tokens_saved=None,
         kl_sum=None,

@@ -7,7 +7,8 @@ import torch
 from oracles.objective_losses import kl_k3
 
 from megathunder.config.objective import LossConfig
-from megathunder.learner.loss import TokenLoss
+from megathunder.learner.loss import TokenLoss, row_gaps
+from megathunder.learner.passes.backward import WorkCounters
 from megathunder.learner.passes.packing import pack, whole_rows
 from megathunder.objectives.base import Objective, Survivor
 from megathunder.types import ContributionId, TrainRow
@@ -39,6 +40,25 @@ def test_weight_one_sums_negative_logprobs():
     rows, grad = gradient(TokenLoss(), batch([0.0] * 3, scales=(2.0, -1.0), row_of=[0, 0, 1]), [-1.0, -2.0, -4.0])
     assert rows.tolist() == [3.0, 4.0]
     assert grad == [-2.0, -2.0, 1.0]
+
+
+def test_a_row_whose_engine_logprobs_are_not_believed_adds_nothing():
+    """Row 0 has a token 20 nats off, which no importance weight may turn into a gradient."""
+    given = batch([-21.0, -1.0, -1.5], scales=(-1.0, 1.0), row_of=[0, 0, 1])
+    logprobs = [-1.0, -1.0, -1.0]
+    assert row_gaps(given, torch.tensor(logprobs, dtype=torch.float64)).tolist() == [20.0, 0.5]
+    rows, grad = gradient(TokenLoss(importance_cap=4.0, max_gap=5.0), given, logprobs)
+    assert rows[0] == 0.0 and grad[:2] == [0.0, 0.0] and grad[2] < 0
+    assert gradient(TokenLoss(importance_cap=4.0), given, logprobs)[1][0] == 4.0, "trained without the limit"
+
+
+def test_rows_above_the_alarm_are_named_with_their_gap():
+    given = batch([-21.0, -1.0, -1.5], scales=(1.0, 1.0), row_of=[0, 0, 1])
+    given.pieces = [SimpleNamespace(row=SimpleNamespace(source=ContributionId(3, 0, t))) for t in (2, 5)]
+    counters = WorkCounters(price=None)
+    counters.gap(given, torch.full((3,), -1.0, dtype=torch.float64), 1.0)
+    stats = counters.stats(accumulator_bytes=0)
+    assert stats.logprob_gaps == (("u3/g0/t2", 20.0),) and (stats + stats).logprob_gaps == stats.logprob_gaps * 2
 
 
 def test_student_minus_one_teacher_minus_two_costs_plus_one():
