@@ -3,9 +3,9 @@
     load_config(["--config", "examples/shell_grpo.toml", "--learner.tensor_parallel", "2"]) -> Config
 
 Defaults < the TOML file < the command line. Underscores and hyphens are the same; `--run.resume true` is
-`--run.resume`; `--learner.megatron.KEY VALUE` adds to a free table. Unknown options and wrong types end the program
-with exit status 2 and the nearest option that exists (tyro); a wrong file raises ConfigError. Nothing here imports
-torch.
+`--run.resume`; `--learner.megatron.KEY VALUE` adds to a free table. An unknown option and a wrong file raise
+ConfigError with the setting that is meant; a wrong type ends the program with exit status 2 (tyro). Nothing here
+imports torch.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from typing import Any
 import tyro
 
 from megathunder.config.field_types import INPUT_PATH, OUTPUT_PATH, REFERENCE
+from megathunder.config.help import help_text, sections
 from megathunder.config.hub import is_hub_id
 from megathunder.config.ranges import annotations
 from megathunder.config.root import Config
 from megathunder.config.streamable import reject_non_streamable
+from megathunder.config.synonyms import nearest
 from megathunder.config.toml import free_tables, read_config, settings
 from megathunder.errors import ConfigError
 from megathunder.registry import absolute_reference
@@ -46,6 +48,8 @@ def load_config(argv: Sequence[str], *, prog: str = "train.py", description: str
     base = read_config(Path(path).expanduser()) if path else Config()
     base = _with_absolute_paths(base, Path(path).expanduser().parent) if path else base
     base, rest = _take_free_tables(base, rest)
+    _show_help(rest, base, description or (Config.__doc__ or "").strip(), prog)
+    _refuse_unknown(rest)
     text = f"{description or (Config.__doc__ or '').strip()}\n{EXAMPLES}"
     config = tyro.cli(
         Config,
@@ -65,6 +69,36 @@ def _reject_by_name(argv: Sequence[str]) -> None:
         option = part if part.startswith("--") else option
         if part is option or option.startswith("--grpo."):
             reject_non_streamable(part)
+
+
+def _show_help(argv: Sequence[str], base: Config, description: str, prog: str) -> None:
+    """Print help and end the program where `argv` asks for it; `--help` may be followed by a section or by `all`."""
+    at = next((position for position, word in enumerate(argv) if word in ("--help", "-h")), None)
+    if at is None:
+        return
+    topic = "".join(argv[at + 1 : at + 2]).strip("[]")
+    if topic not in ("", "all", *sections()):
+        raise ConfigError(
+            f"--help {topic}", expected=f"a section ({', '.join(sections())}) or all", remedy="or --help alone"
+        )
+    print(f"usage: {prog} [--config FILE] [--SECTION.KEY VALUE ...]\n\n{description}\n{EXAMPLES}\n")
+    print(help_text(topic, base))
+    raise SystemExit(0)
+
+
+def _refuse_unknown(argv: Sequence[str]) -> None:
+    """An option that no setting has, with the setting that is meant."""
+    known = settings()
+    for word in (word for word in argv if word.startswith("--")):
+        option = word.removeprefix("--").partition("=")[0].replace("-", "_")
+        if option in known or option.replace(".no_", ".") in known:
+            continue
+        found = nearest(option, known)
+        raise ConfigError(
+            f"unknown option {word.partition('=')[0]}",
+            expected="--SECTION.KEY VALUE of a setting (--help all lists them)",
+            remedy=f"did you mean --{found}?" if found else "leave it out",
+        )
 
 
 def _take_option(argv: list[str], option: str) -> tuple[str, list[str]]:

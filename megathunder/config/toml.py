@@ -21,6 +21,7 @@ from megathunder.config.field_types import REFERENCE
 from megathunder.config.ranges import annotations, range_error
 from megathunder.config.root import Config
 from megathunder.config.streamable import reject_non_streamable
+from megathunder.config.synonyms import nearest
 from megathunder.errors import ConfigError
 
 Table = dict[str, object]
@@ -115,14 +116,14 @@ def _unknown_key(dotted: str, legal: list[str], origin: str) -> ConfigError:
     reject_non_streamable(dotted)
     section, _, key = dotted.rpartition(".")
     where = f"[{section}]" if section else "the top level"
-    near = difflib.get_close_matches(key, legal, 1, 0.6)
-    if near:
+    near, found = difflib.get_close_matches(key, legal, 1, 0.75), nearest(dotted, settings())
+    above, _, name = found.rpartition(".")
+    if near and (not section or not found):
         hint = f"did you mean {near[0]!r}?"
+    elif found:
+        hint = f"did you mean [{above}] {name}?" if above != section else f"did you mean {name!r}?"
     else:
-        names = [s.rpartition(".") for s in settings()]
-        elsewhere = [f"[{s}] {k}" for s, _, k in names if s and (k == key or s == key)]
-        close = difflib.get_close_matches(dotted, list(settings()), 1, 0.6)
-        hint = f"did you mean {elsewhere[0]}?" if elsewhere else f"did you mean {close[0]!r}?" if close else "delete it"
+        hint = "delete it"
     return ConfigError(f"{origin}: {where} has no setting {key!r}", expected=f"one of {', '.join(legal)}", remedy=hint)
 
 

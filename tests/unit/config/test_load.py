@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 import subprocess
 import sys
 import time
@@ -14,9 +15,12 @@ from pathlib import Path
 import pytest
 from msgspec import Meta
 
+from megathunder import config as config_module
 from megathunder.config import Config
+from megathunder.config.help import SHORT
 from megathunder.config.load import load_config
 from megathunder.config.ranges import annotations, check_ranges
+from megathunder.config.synonyms import _NAMES, SYNONYMS
 from megathunder.config.toml import from_table, read_config, settings, to_toml
 from megathunder.errors import ConfigError
 
@@ -188,12 +192,49 @@ def test_what_cannot_be_streamed_is_refused_by_its_name_with_the_reason(tmp_path
     load_config(["--run.name", "batch_whitening"])  # a run may be called so
 
 
-def test_an_unknown_option_exits_with_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        load_config(["--learner.tensor-paralel", "2"])
-    assert stopped.value.code == 2
-    captured = capsys.readouterr()
-    assert "--learner.tensor-parallel" in captured.out + captured.err
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [
+        ("--learner.tensor-paralel", "--learner.tensor_parallel"),
+        ("--learner.lr", "--learner.learning_rate"),
+        ("--learning-rate", "--learner.learning_rate"),
+        ("--grpo.beta", "--grpo.kl_coefficient"),
+        ("--num-generations", "--run.group_size"),
+        ("--rollout.n", "--run.group_size"),
+        ("--tensor-model-parallel-size", "--learner.tensor_parallel"),
+        ("--learner.temperature", "--rollout.temperature"),
+        ("--max_grad_norm=1.0", "--learner.clip_grad"),
+        ("--data.train_files", "--tasks.path"),
+        ("--report_to", "--metrics."),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_setting_that_is_meant(option: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown option {option.partition('=')[0]}") as refused:
+        load_config([option, "2"])
+    assert f"did you mean {meant}" in refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("learner.lr = 1e-5", "'learning_rate'"),
+        ("grpo.beta = 0.1", "'kl_coefficient'"),
+        ("grpo.num_generations = 4", "[run] group_size"),
+        ("run.temperature = 0.7", "[rollout] temperature"),
+        ("learning_rate = 1e-5", "[learner] learning_rate"),
+        ("lora_r = 8", "[learner] lora_rank"),
+    ],
+)
+def test_names_of_other_trainers_are_understood_in_a_file(text: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        from_table(tomllib.loads(text), "c.toml")
+    assert f"did you mean {hint}?" in refused.value.remedy
+
+
+def test_synonyms_name_settings_and_none_hides_one() -> None:
+    known = settings()
+    assert set(SYNONYMS.values()) <= known.keys(), set(SYNONYMS.values()) - known.keys()
+    assert len(SYNONYMS) == sum(len(names.split()) for names in _NAMES.values()), "a synonym stands twice"
 
 
 def test_a_configuration_survives_its_own_file() -> None:
@@ -201,13 +242,55 @@ def test_a_configuration_survives_its_own_file() -> None:
     assert from_table(tomllib.loads(to_toml(config)), "config.toml") == config
 
 
-def test_help_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+def help_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as stopped:
-        load_config(["--help"])
-    text = capsys.readouterr().out
+        load_config(words)
     assert stopped.value.code == 0
-    assert text.index("torchrun --nproc-per-node") < text.index("--objective")
-    assert all(f"--{name.replace('_', '-')}" in text for name in settings())
+    return capsys.readouterr().out
+
+
+def test_help_is_short_and_all_of_it_explains_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    short, whole = help_of(["--help"], capsys), help_of(["--help", "all"], capsys)
+    assert short.index("torchrun --nproc-per-node") < short.index("--objective") < short.index("--learner.model")
+    assert 20 <= short.count("\n  --") <= 40 and "--help all" in short
+    for name in settings():
+        assert re.search(rf"^  --{re.escape(name)}\b", whole, re.MULTILINE), name
+    assert set(SHORT) <= settings().keys()
+    one = help_of(["--help", "learner"], capsys)
+    assert "--learner.adam_beta1" in one and "\n  --run.name" not in one and "{float32, bfloat16, float64}" in one
+    with pytest.raises(ConfigError, match="--help lerner"):
+        load_config(["--help", "lerner"])
+
+
+def test_help_shows_the_values_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "c.toml").write_text("run.updates = 4321")
+    assert "4321" in help_of(["--config", str(tmp_path / "c.toml"), "--help"], capsys)
+
+
+def test_every_setting_is_read_by_somebody() -> None:
+    """A setting that nothing reads does nothing: it is named here."""
+    package = Path(config_module.__file__).parent.parent
+    sections = {name: kind for name, (kind, _) in annotations(Config).items() if dataclasses.is_dataclass(kind)}
+    texts = {p: p.read_text() for p in package.rglob("*.py")}
+    unread = []
+    for section, kind in sections.items():
+        own = Path(inspect.getsourcefile(kind) or "")  # type: ignore[arg-type]
+        declared = re.compile(r"^    \w+: .*$", re.MULTILINE)
+        text = "".join(declared.sub("", t) if p == own else t for p, t in texts.items() if "help" not in p.name)
+        unread += [f"{section}.{key}" for key in annotations(kind) if not re.search(rf"\.{key}\b", text)]
+    assert not unread, unread
+
+
+def test_own_parts_of_a_file_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also at the top level."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "mine.py").write_text("")
+    (project / "c.toml").write_text('objective = "mine.py:build"\nreward.function = ["mine.py:score", "boxed"]\n')
+    monkeypatch.chdir(tmp_path)
+    config = load_config(["--config", "project/c.toml"])
+    assert config.objective == f"{project}/mine.py:build"
+    assert config.reward.function == (f"{project}/mine.py:score", "boxed")
 
 
 def test_every_setting_has_a_sentence() -> None:
