@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -44,6 +45,7 @@ from megathunder.config.model_shape import read_model_shape
 from megathunder.config.toml import to_toml
 from megathunder.errors import UserError
 from megathunder.metrics.output_file import output_file
+from megathunder.processes import die_with_parent
 
 HERE = Path(__file__).resolve().parent
 STEP_S = 600.0  # limit of a step, start of the process included
@@ -79,7 +81,13 @@ class Side:
             old.unlink(missing_ok=True)
         environment = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         with self._log.open("w") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+            self._process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                preexec_fn=lambda: die_with_parent(signal.SIGTERM),
+            )
 
     def take_step(self) -> dict:
         """Let it take one; its own line about it, with `wall_s` from here to there."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
@@ -58,6 +60,20 @@ def test_a_side_that_ends_early_is_named_with_its_log(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"early did not end step 1 \(exit status 0\)") as refused:
         early.take_step()
     assert refused.value.remedy.endswith("early.log")
+
+
+def test_no_side_outlives_the_comparison(tmp_path: Path) -> None:
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from benchmarks.peers.trl_grpo import Side; " + (
+        "from pathlib import Path; out = Path(sys.argv[1]); "
+        "side = Side('s', [sys.executable, '-c', 'import time; time.sleep(60)'], out, out / 'steps'); "
+        "print(side._process.pid, flush=True); import time; time.sleep(60)"
+    )
+    tool = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "s")], stdout=subprocess.PIPE, text=True)
+    child = psutil.Process(int(tool.stdout.readline()))
+    tool.terminate()
+    tool.wait(20)
+    gone, _ = psutil.wait_procs([child], 20)
+    assert gone or child.status() == psutil.STATUS_ZOMBIE
 
 
 def test_ratios_leave_the_warm_up_out_and_the_best_of_both_counts() -> None:
