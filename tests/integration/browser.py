@@ -46,12 +46,14 @@ class Seen:
     screenshot: bytes = b""
 
 
-def look_at(page: Path, script: str, *, width: int = 1280, height: int = 2400) -> Seen:
-    """Open `page`, wait until it has loaded, evaluate `script` and take a picture of `width` x `height`."""
+def look_at(page: Path | str, script: str, *, width: int = 1280, height: int = 2400) -> Seen:
+    """Open `page`, a file or an address, wait until it has loaded, evaluate `script` and take a picture of `width` x
+    `height`."""
 
     async def look() -> Seen:
         async with _devtools() as tools:
-            return await _look(tools, page.resolve().as_uri(), script, width, height)
+            address = page if isinstance(page, str) else page.resolve().as_uri()
+            return await _look(tools, address, script, width, height)
 
     return asyncio.run(asyncio.wait_for(look(), LIMIT_S))
 

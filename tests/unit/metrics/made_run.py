@@ -124,10 +124,13 @@ def made_run(
     sync: bool = False,
     used: bool = False,
     idle: tuple[int, ...] = (),
+    model: str = "",
 ) -> RunFolder:
     """Write `runs/made` with `updates` rows and the events of four updates; `used`: everything there is, `idle`:
-    updates without a step."""
+    updates without a step, `model`: the policy's folder."""
     config = Config()
+    if model:
+        config = dataclasses.replace(config, learner=dataclasses.replace(config.learner, model=model))
     if used:
         speculation = dataclasses.replace(config.rollout, speculation="suffix", servers=2)
         salt = dataclasses.replace(config.salt, amplification=1.0)
