@@ -28,7 +28,8 @@ class LearnerConfig:
     """Pin the learner ranks to these cores (one thread each); empty: no pinning."""
     cpu_kernels: Literal["auto", "off"] = "auto"
     """On a CPU in float32: `auto` takes the faster exact GEMM (measured at the start), and norms and short-row
-    attention of our own; `off` is torch's own path. Gradients are equal to rounding."""
+    attention of our own; `off` is torch's own path. Gradients are equal to rounding; with exact sums, whose bytes must
+    not depend on the clock, nothing is measured."""
     tensor_parallel: PositiveInt = 1
     """Ranks that share each matrix; divides the heads. Data parallelism is what the layout leaves of the ranks."""
     pipeline_parallel: PositiveInt = 1

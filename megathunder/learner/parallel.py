@@ -126,10 +126,11 @@ def initialize(config: LearnerConfig, *, seed: int = 0, store: dist.Store | None
 
 
 def _choose_kernels(config: LearnerConfig, rank: int) -> None:
-    """Rank 0 measures, all compute alike: ranks that share a matrix must round alike."""
+    """Rank 0 measures, all compute alike: ranks that share a matrix must round alike. Exact sums promise the same bytes
+    in every run, so there nothing is chosen by the clock."""
     own = config.cpu_kernels == "auto"
     taken = [None]
-    if rank == 0 and own and config.dtype == "float32":
+    if rank == 0 and own and config.dtype == "float32" and config.accumulator != "exact":
         choice = _measured_gemm()
         taken = [choice.taken]
     if dist.get_world_size() > 1:

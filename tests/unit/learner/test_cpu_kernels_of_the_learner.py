@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from megathunder.learner import cpu_kernels
+from megathunder.config.learner import LearnerConfig
+from megathunder.learner import cpu_kernels, parallel
 from megathunder.learner.model import short_attention
 from megathunder.learner.model.attention import AttentionContext, Prefix, RowSpan, _attend
 from megathunder.learner.model.rmsnorm import RmsNorm
@@ -92,3 +93,14 @@ def test_the_gemm_that_is_taken_is_exact_and_the_faster_one(monkeypatch):
     a, b = torch.randn(2, 512, 512)
     rounded = (a.bfloat16() @ b.bfloat16().T).double()
     assert float((rounded - a.double() @ b.double().T).abs().max()) / 512**0.5 > 100 * 2e-5
+
+
+@pytest.mark.parametrize(("accumulator", "measured"), [("fp32", True), ("exact", False)])
+def test_exact_sums_compute_with_nothing_that_the_clock_chose(accumulator, measured, monkeypatch):
+    asked, taken = [], []
+    choice = cpu_kernels.GemmChoice(taken="onednn", mkl_gflops=1.0, onednn_gflops=2.0, onednn_error=0.0)
+    monkeypatch.setattr(parallel, "_measured_gemm", lambda: asked.append(1) or choice)
+    monkeypatch.setattr(parallel.dist, "get_world_size", lambda: 1)
+    monkeypatch.setattr(cpu_kernels, "use", lambda *, gemm, own: taken.append(gemm))
+    parallel._choose_kernels(LearnerConfig(accumulator=accumulator), 0)
+    assert (bool(asked), taken) == (measured, ["onednn" if measured else "mkl"])
