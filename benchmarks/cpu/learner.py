@@ -13,12 +13,13 @@ from statistics import median
 import torch
 
 from benchmarks.cpu.model import VOCABULARY, write_model
+from megathunder.accumulator_keys import BATCH
 from megathunder.config.learner import LearnerConfig
 from megathunder.config.root import Config
 from megathunder.learner import cpu_kernels
 from megathunder.learner.learner import Learner
 from megathunder.learner.parallel import initialize
-from megathunder.types import BATCH, ContributionId, Differentiate, TrainRow
+from megathunder.types import ContributionId, Differentiate, TrainRow
 
 LENGTHS = (130, 150, 170, 190, 210, 240, 280, 340)  # prompt included
 PROMPT = 90
