@@ -1,6 +1,7 @@
 """Writes the generated pages of the documentation: `python docs/make_reference.py`.
 
     configuration.md   every setting: name, type, default, meaning; from the dataclasses of megathunder/config/
+    metrics.md         every metric of a row; from megathunder/metrics/row.py
     models.md          supported model families, their layouts, adapters and releases; from the checks themselves
 
 tests/test_documents.py fails where a page is not what this writes.
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from megathunder.config import Config
 from megathunder.config.model_families import support_table
 from megathunder.config.toml import fields_of
+from megathunder.metrics.row import KindMetrics, Salt, Sizing, definitions
 
 HERE = Path(__file__).resolve().parent
 FIRST = ("run", "tasks", "reward", "rollout", "grpo", "opd", "loss", "learner", "streaming", "metrics")
@@ -130,7 +132,28 @@ def models() -> str:
     return "\n".join(page) + "\n"
 
 
-PAGES = {"configuration.md": configuration, "models.md": models}
+def metrics() -> str:
+    """The page of every metric: the fields of a row of metrics.jsonl."""
+    page = [
+        "# Metrics",
+        "",
+        "`runs/NAME/metrics.jsonl` has one JSON object per update with the fields below; W&B, TensorBoard, trackio, MLflow",
+        "and sinks of your own (`metrics.sinks`) get the same names, nested ones joined by `/`, for example",
+        "`by_kind/sum/reward_mean` or `dropped_by_reason/equal_rewards`. A field that was not measured is null, never 0.",
+        "The unit is in the name; a name without one is a count, a share of 1, or a reward.",
+        "This page is generated from `megathunder/metrics/row.py` by `docs/make_reference.py`.",
+        "",
+        "| metric | meaning |",
+        "|---|---|",
+        *(f"| `{name}` | {cell(text)} |" for name, text in definitions().items()),
+    ]
+    for kind in (KindMetrics, Sizing, Salt):
+        said = " ".join((inspect.getdoc(kind) or "").split())
+        page += ["", f"## {kind.__name__}", "", said, "", *(f"- `{name}`" for name in kind.__struct_fields__)]
+    return "\n".join(page) + "\n"
+
+
+PAGES = {"configuration.md": configuration, "models.md": models, "metrics.md": metrics}
 
 if __name__ == "__main__":
     for file, write in PAGES.items():

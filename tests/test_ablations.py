@@ -63,10 +63,16 @@ def test_a_grid_prints_the_commands_that_an_agent_would_run() -> None:
     assert listed[0].endswith("base.toml --schedule=sync --objective=grpo --run.group_size=4 --run.updates 2")
 
 
-def test_a_trial_trains_under_the_name_of_what_it_varies(tmp_path: Path) -> None:
-    assert (
-        trial.name_of(["--config", "c.toml", "--schedule=sync", "--run.group_size=4", "--run.updates", "2"]) == "sync_4"
-    )
+def test_a_trial_trains_under_the_name_of_what_it_varies(monkeypatch: pytest.MonkeyPatch) -> None:
+    varied = ["--config", "c.toml", "--schedule=sync", "--run.group_size=4", "--run.updates", "2"]
+    assert trial.name_of(varied) == "schedule-sync_group_size-4"
+    assert trial.name_of(["--grpo.clip=4", "--schedule=sync"]) != trial.name_of(["--schedule=sync", "--grpo.clip=4"])
+    assert trial.name_of(["--run.group_size=4"]) != trial.name_of(["--run.groups_per_update=4"])
+    monkeypatch.setenv(trial.SWEEP, "one")
+    first = trial.name_of(varied)
+    monkeypatch.setenv(trial.SWEEP, "another")
+    assert first == "one_schedule-sync_group_size-4" != trial.name_of(varied)
+    monkeypatch.delenv(trial.SWEEP)
     words = [
         sys.executable,
         str(FOLDER / "trial.py"),
@@ -77,4 +83,4 @@ def test_a_trial_trains_under_the_name_of_what_it_varies(tmp_path: Path) -> None
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "160"}
     shown = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, env=environment).stdout
-    assert "plan of sync" in shown
+    assert "plan of schedule-sync" in shown

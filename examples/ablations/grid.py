@@ -10,6 +10,7 @@ The points are those `wandb agent` would be given, the command is the sweep's ow
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from trial import name_of
+from trial import SWEEP, name_of
 
 from megathunder.config.load import load_config
 from megathunder.metrics.row import read_rows
@@ -66,6 +67,7 @@ def main(argv: list[str]) -> int:
     """Run (or with --list print) every trial."""
     sweep = yaml.safe_load(Path(argv[0]).read_text())
     settings = [a for a in argv[1:] if a != "--list"]
+    os.environ[SWEEP] = Path(argv[0]).stem
     runs: dict[str, Path] = {}
     failed = []
     for point in points(sweep):

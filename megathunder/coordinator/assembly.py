@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,7 +88,8 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
         stack.push_async_callback(sandboxes.close)
         await sandboxes.start()
         stack.push_async_callback(_end_sandboxes, sandboxes, monitor)
-        servers, teacher = await _start_servers(config, folder, stack, on_restart)
+        with _phase(monitor, _server_words(config, folder)):
+            servers, teacher = await _start_servers(config, folder, stack, on_restart)
         router = build_router(config.routing, config.rollout, servers)
         collector = await stack.enter_async_context(
             Collector(
@@ -106,7 +108,8 @@ async def assemble(config: Config, learner: LearnerClient, on_restart: OnRestart
             )
         )
         drafts = await stack.enter_async_context(drafting(config.drafting, servers, config.rollout.api_key))
-        await learner.connect(LEARNER_START_S)
+        with _phase(monitor, f"waiting for the learner to load {config.learner.model}"):
+            await learner.connect(LEARNER_START_S)
         sizes = GroupSizes(config)
         supply = SampledSupply(config, source, collector, sizes)
         objective = build_objective(config)
@@ -154,6 +157,23 @@ async def _start_servers(
         stack.push_async_callback(pool.close)
     await asyncio.gather(*(pool.start() for pool in pools))
     return servers, pools[1] if len(pools) > 1 else None
+
+
+def _server_words(config: Config, folder: RunFolder) -> str:
+    teacher = " and the teacher's" if needs_teacher(config) else ""
+    if config.rollout.urls:
+        return f"connecting to {len(config.rollout.urls)} rollout servers{teacher}"
+    many = f"{config.rollout.servers} rollout servers" if config.rollout.servers > 1 else "a rollout server"
+    return f"starting {many}{teacher} (logs: {folder.path / 'logs'})"
+
+
+@contextlib.contextmanager
+def _phase(monitor: Monitor, words: str) -> Iterator[None]:
+    """A line when a phase of the start begins, and one when it has ended."""
+    monitor.print(f"{words} ...")
+    began_s = time.monotonic()
+    yield
+    monitor.print(f"  done after {time.monotonic() - began_s:.1f} s")
 
 
 async def _end_sandboxes(sandboxes: Pool, monitor: Monitor) -> None:

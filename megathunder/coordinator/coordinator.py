@@ -25,10 +25,10 @@ from megathunder.coordinator.unfinished import unfinished
 from megathunder.errors import NOTHING_TRAINED, InfrastructureFailure
 from megathunder.evaluation import EVALUATION, KS, Attempt, AttemptEnds, Score, score
 from megathunder.evaluation.history import Evaluation, append_evaluation, forget_evaluations, read_evaluations
-from megathunder.jsonl import append_line
+from megathunder.jsonl import append_line, encode_lines
 from megathunder.metrics.resumptions import ResumedAt, note_resumption
 from megathunder.metrics.row import read_rows
-from megathunder.metrics.run_folder import RunFolder
+from megathunder.metrics.run_folder import RunFolder, write_atomically
 from megathunder.objectives.base import Objective, Unit
 from megathunder.objectives.build_objective import build_objective
 from megathunder.schedule.scheduler import UpdateScheduler
@@ -82,11 +82,11 @@ class Coordinator:
             self.version = max([self.version, *(version + 1 for version in held.values())])
             await weight_sync.sync_weights(parts, self.version, self._send_weights)
         if config.run.evaluate_every and config.run.evaluate_at_start and found is None:
-            before = await self.evaluate()
+            before = await self.evaluate(0)
             self._append_evaluation(before, 0)
             parts.monitor.print(f"held-out reward before the first update: {before.reward_mean or 0.0:.3f}")
         elif found is not None and self.update and self._evaluates_after(self.update - 1) and not self._evaluated():
-            missed = await self.evaluate()
+            missed = await self.evaluate(self.update)
             self._append_evaluation(missed, self.update)
             parts.monitor.print(f"held-out reward after {self.update} updates: {missed.reward_mean or 0.0:.3f}")
 
@@ -289,7 +289,7 @@ class Coordinator:
         """Evaluate where it is due, then write the update's row."""
         update, run = rollouts.update, self.config.run
         due = self._evaluates_after(update) and not self.stopping.is_set()
-        found = await self.evaluate() if due else None
+        found = await self.evaluate(update + 1) if due else None
         record = self._records.pop(update)
         row = record.row(
             scheduler,
@@ -312,10 +312,12 @@ class Coordinator:
         if persistence.due(update):
             await persistence.save(update + 1, self.version, elapsed_s=self.elapsed_s, background=goes_on)
 
-    async def evaluate(self) -> Score | None:
-        """The score on the held-out tasks under the published version, at the training temperature; None when the run
-        is asked to stop meanwhile."""
+    async def evaluate(self, updates: int) -> Score | None:
+        """The score after `updates` updates on the held-out tasks, under the published version at the training
+        temperature; every attempt is kept. None when the run is asked to stop meanwhile."""
         groups = self.parts.supply.heldout()
+        number = self.config.run.evaluate_attempts
+        self.parts.monitor.print(f"evaluating {len(groups)} held-out tasks, {number} attempts each ...")
         rollouts = Rollouts(update=EVALUATION, batch=EVALUATION, policy_version=self.version, groups=groups)
         self._start(rollouts, self.parts.supply.collect_rewards)
         await rollouts.ended()
@@ -326,7 +328,10 @@ class Coordinator:
         while not rollouts.inbox.empty():
             for event in await rollouts.messages(1.0):
                 ends.event(event)
-        return score(attempts, [k for k in KS if k <= self.config.run.evaluate_attempts])
+        path = self.parts.persistence.folder.attempts_after(updates)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(lambda: write_atomically(path, encode_lines(attempts)))
+        return score(attempts, [k for k in KS if k <= number])
 
     # ------------------------------------------------------------------------------------------ private
 

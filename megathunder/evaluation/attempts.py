@@ -44,6 +44,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     sampled_tokens: int = 0
     seconds: float = 0.0
     error: str = ""
+    trajectory: Trajectory | None = None  # every token and log-probability; in the file alone
 
     @property
     def right(self) -> bool:
@@ -61,7 +62,13 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
             turns=trajectory.turns,
             sampled_tokens=trajectory.sampled_tokens,
             seconds=trajectory.completed_s - trajectory.started_s,
+            trajectory=trajectory,
         )
+
+
+def read_attempts(path: Path) -> list[Attempt]:
+    """The attempts of one evaluation of a run, with their tokens: `score` of them is the figure it wrote."""
+    return [attempt for _, attempt in decoded_lines(path, msgspec.json.Decoder(Attempt))]
 
 
 class AttemptLog:
@@ -99,4 +106,4 @@ class AttemptLog:
 
     def _keep(self, attempt: Attempt) -> None:
         if not self.finished(attempt.task_id, attempt.number):
-            self._known[attempt.task_id, attempt.number] = attempt
+            self._known[attempt.task_id, attempt.number] = msgspec.structs.replace(attempt, trajectory=None)

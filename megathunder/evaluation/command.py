@@ -5,7 +5,8 @@
     python tools/evaluate.py --runs runs/a runs/b --tasks shell --attempts 5 --json out.json       schedules by cost
     python tools/evaluate.py --runs runs/a runs/b --json out.json                                  the same, no engine
 
---checkpoint  a Hugging Face model folder, or a run folder that holds `policy/`
+--checkpoint  a Hugging Face model folder, or a run folder that holds `policy/`: then attempts are sampled as that run
+              sampled (temperature, top_p, limits, agent), but for what --config or a setting says
 --tasks       shell, math, or a file or folder of tasks (SWE-smith, SWE-bench, Harbor, Terminal-Bench 1, SETA)
 --attempts    attempts a task (default 5);  --k 1,3,5: for which k
 --json        the result; finished attempts are kept beside it in OUT.attempts.jsonl and are not made again
@@ -38,6 +39,7 @@ from megathunder.evaluation.request import (
     policy_folder,
     prepared,
     read_ks,
+    sampling_settings,
     scores,
 )
 from megathunder.evaluation.score_tables import show
@@ -55,7 +57,8 @@ def main(argv: list[str]) -> int:
         if options.runs:
             compare_runs(options, settings, ks, out)
         else:
-            config = prepared(load_config(settings, prog="evaluate.py"), options)
+            sampling = sampling_settings(Path(options.checkpoint), settings)
+            config = prepared(load_config([*settings, *sampling], prog="evaluate.py"), options)
             folder = policy_folder(Path(options.checkpoint))
             request = EvaluationRequest(config=config, tasks=heldout(config, options.tasks), policies=(folder,))
             logs = attempt_logs(request, [out])

@@ -21,7 +21,7 @@ from megathunder.evaluation.attempts import LIMITS
 from megathunder.evaluation.history import Evaluation
 from megathunder.tasks import Task
 
-SAMPLING_CHECKS = ("rollout.temperature", *(f"rollout.{name}" for name in LIMITS))
+SAMPLING_SETTINGS = ("rollout.temperature", *(f"rollout.{name}" for name in LIMITS))
 OF_TASKS = ("tasks.source", "tasks.path", "tasks.kinds", "tasks.heldout", "tasks.latency_scale", "tasks.max_turns")
 
 
@@ -60,8 +60,8 @@ def require_comparable(scores: Sequence[ScoreBasis], *, remedy: str) -> None:
         first, same = scores[0], scores[0].tasks == other.tasks
         settings = [
             f"{name} = {before!r} and {after!r}"
-            for name in (SAMPLING_CHECKS if same else OF_TASKS + SAMPLING_CHECKS)
-            if (before := _setting(first.config, name)) != (after := _setting(other.config, name))
+            for name in (SAMPLING_SETTINGS if same else OF_TASKS + SAMPLING_SETTINGS)
+            if (before := setting_of(first.config, name)) != (after := setting_of(other.config, name))
         ]
         if same and not settings:
             continue
@@ -74,6 +74,7 @@ def require_comparable(scores: Sequence[ScoreBasis], *, remedy: str) -> None:
         )
 
 
-def _setting(config: Config, name: str) -> object:
+def setting_of(config: Config, name: str) -> object:
+    """The value of `section.key`."""
     section, _, key = name.partition(".")
     return getattr(getattr(config, section), key)

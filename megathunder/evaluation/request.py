@@ -17,7 +17,9 @@ from megathunder.config.model_checks import check_model_folder
 from megathunder.config.ranges import check_ranges
 from megathunder.errors import ConfigError
 from megathunder.evaluation import AttemptLog, Score, score
+from megathunder.evaluation.comparable import SAMPLING_SETTINGS, setting_of
 from megathunder.evaluation.session import missing, open_session, plan_of
+from megathunder.metrics.run_folder import RunFolder
 from megathunder.tasks import Task, heldout_tasks
 
 GENERATED = ("shell", "math")
@@ -74,6 +76,22 @@ def policy_folder(checkpoint: Path) -> Path:
         expected="a Hugging Face model folder, or the folder of a finished run",
         remedy="name examples/policies/student, or convert with tools/convert.py",
     )
+
+
+def sampling_settings(checkpoint: Path, settings: Sequence[str]) -> list[str]:
+    """Words that give the sampling settings of the run in the folder `checkpoint`, and say so; none for a model folder,
+    where --config names a file, and of settings that are given."""
+    given = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in settings}
+    run = RunFolder(checkpoint)
+    if not run.config.is_file() or "config" in given:
+        return []
+    trained, plain = run.read_config(), Config()
+    names = [name for name in SAMPLING_SETTINGS if name not in given]
+    values = {name: (setting_of(trained, name), setting_of(plain, name)) for name in names}
+    changed = {name: value for name, (value, default) in values.items() if value != default}
+    words = ", ".join(f"{name} = {value!r}" for name, value in changed.items()) or "the defaults"
+    print(f"note: attempts are sampled as {checkpoint} sampled: {words}", flush=True)
+    return [part for name, value in changed.items() for part in (f"--{name}", str(value))]
 
 
 def read_ks(text: str, attempts: int) -> list[int]:

@@ -68,7 +68,8 @@ class Console:
 def line(row: MetricsRow) -> str:
     """One update in one line."""
     heldout = "" if row.success_heldout is None else f" (held-out {row.success_heldout:.3f})"
-    dropped = f" dropped {row.contributions_dropped}" if row.contributions_dropped else ""
+    reasons = ", ".join(f"{reason.replace('_', ' ')} {number}" for reason, number in row.dropped_by_reason.items())
+    dropped = f" dropped {row.contributions_dropped} ({reasons})" if row.contributions_dropped else ""
     step = "" if row.stepped else f" NO STEP: {row.skip_reason}"
     return (
         f"update {row.update:4d}  reward {row.reward_mean:.3f}{heldout}  step {row.step_wall_s:.2f} s = rollout "

@@ -106,6 +106,9 @@ class RunFolder:
     def policy_after(self, updates: int) -> Path:
         return self.policies / f"update_{updates:05d}"
 
+    def attempts_after(self, updates: int) -> Path:
+        return self.attempts / f"update_{updates:05d}.jsonl"
+
     def trajectories_of(self, update: int) -> Path:
         return self.trajectories / f"update_{update:05d}.jsonl"
 
@@ -174,6 +177,9 @@ def resume_run(folder: RunFolder, first_update: int) -> None:
         write_atomically(folder.metrics, b"".join(kept))
     for path in folder.trajectories.glob("update_*.jsonl"):
         if int(path.stem.removeprefix("update_")) >= first_update:
+            path.unlink()
+    for path in folder.attempts.glob("update_*.jsonl"):
+        if int(path.stem.removeprefix("update_")) > first_update:
             path.unlink()
     if folder.events.exists():
         os.truncate(folder.events, whole_bytes(folder.events))

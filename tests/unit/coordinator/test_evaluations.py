@@ -18,7 +18,8 @@ from megathunder.coordinator.coordinator import Coordinator
 from megathunder.coordinator.persistence import Persistence
 from megathunder.coordinator.rollouts import Rollouts
 from megathunder.coordinator.sizing import GroupSizes
-from megathunder.evaluation import EVALUATION
+from megathunder.evaluation import EVALUATION, score
+from megathunder.evaluation.attempts import read_attempts
 from megathunder.evaluation.history import forget_evaluations, read_evaluations
 from megathunder.loop import train
 from megathunder.metrics.row import MetricsRow
@@ -147,3 +148,12 @@ def test_an_evaluation_that_a_stop_cut_off_is_made_once_on_resume(tmp_path: Path
         assert [(e.updates, e.policy_version) for e in read_evaluations(kept)] == [(2, 2), (4, 4)]
         *_, supply, _ = trained(path, "thundersync", resumed=(folder, 4), **run)
         assert supply.versions == [], "an evaluation that was made is not made again"
+
+
+def test_a_figure_is_computed_again_from_the_attempts_that_were_kept(tmp_path: Path) -> None:
+    _, _, _, folder = trained(tmp_path, "thundersync", evaluate_every=3, evaluate_at_start=True)
+    for evaluation in read_evaluations(RunFolder(folder).evaluations):
+        attempts = read_attempts(RunFolder(folder).attempts_after(evaluation.updates))
+        assert score(attempts, [row.k for row in evaluation.score.pass_at]) == evaluation.score
+        assert sum(a.reward is None for a in attempts) == 1
+        assert all(a.trajectory.sampled_tokens == a.sampled_tokens > 0 for a in attempts if a.reward is not None)

@@ -17,6 +17,7 @@ from megathunder.evaluation import Attempt, score
 from megathunder.evaluation import command as evaluate
 from megathunder.evaluation.cost_comparison import Curve, compare, shared_ks
 from megathunder.evaluation.history import Evaluation, append_evaluation, forget_evaluations, read_evaluations
+from megathunder.evaluation.request import sampling_settings
 from megathunder.metrics.row import encode_row
 from megathunder.metrics.run_folder import RunFolder
 from tests.unit.config.config_cases import change
@@ -173,3 +174,11 @@ def test_an_interrupted_evaluation_says_where_its_attempts_are(tmp_path, capsys,
     finally:
         signal.signal(signal.SIGINT, before)
     assert f"kept beside {tmp_path / 'one.json'}" in capsys.readouterr().err
+
+
+def test_a_run_is_evaluated_as_it_sampled_but_for_what_is_given(tmp_path, capsys):
+    run = made_folder(tmp_path / "a", "sync", [2], 0.1, rollout__temperature=0.5, rollout__max_new_tokens=7).path
+    assert sampling_settings(run, []) == ["--rollout.temperature", "0.5", "--rollout.max_new_tokens", "7"]
+    assert f"sampled as {run} sampled: rollout.temperature = 0.5" in capsys.readouterr().out
+    assert sampling_settings(run, ["--rollout.temperature=1.0"]) == ["--rollout.max_new_tokens", "7"]
+    assert sampling_settings(run, ["--config", "x.toml"]) == sampling_settings(STUDENT, []) == []

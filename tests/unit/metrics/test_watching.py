@@ -43,6 +43,7 @@ def test_a_line_says_what_the_update_did() -> None:
     text = line(made_row(9, reward_mean=0.5, success_heldout=0.25, contributions_dropped=3))
     assert "update    9  reward 0.500 (held-out 0.250)" in text
     assert "dropped 3" in text
+    assert "dropped 64 (equal rewards 64)" in line(made_row(0, **NO_STEP))
     assert "NO STEP: all rewards equal" in line(made_row(0, stepped=False, skip_reason="all rewards equal"))
 
 
