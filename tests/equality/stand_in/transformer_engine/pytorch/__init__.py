@@ -62,7 +62,7 @@ class Linear(_Sharded):
             self.parameter("bias", self.out_features, dtype=params_dtype, device=device)
 
     def forward(self, x, is_first_microbatch=None):
-        y = self.leave(F.linear(self.set_phase(x), self.weight))
+        y = self.leave(F.linear(self.enter(x), self.weight))
         bias = getattr(self, "bias", None)
         if self.return_bias:
             return y, bias
