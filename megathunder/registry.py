@@ -114,7 +114,7 @@ class Registry(Generic[T]):
     def _import(self, load: Callable[[], Any], reference: str) -> Any:
         try:
             return load()
-        except Exception as error:  # user code: anything may happen while it is imported
+        except (Exception, SystemExit) as error:  # user code: anything may happen while it is imported
             frames = traceback.extract_tb(error.__traceback__)
             raise ConfigError(
                 f"{self.kind} {reference!r} could not be imported: {type(error).__name__}: {error} "

@@ -4,7 +4,7 @@
     all others             in a daemon thread each, at most `threads` at once; one that hangs keeps no process alive
 
 What a function raises, and a call that takes too long, becomes UserCodeFailure: a fault of the machinery, which is
-tried again and then ends the run; never a result. Called by rewards/, environments/ and rollout/.
+tried again and then ends the run; never a result. `sys.exit` in it is such a fault and ends nothing by itself. Called by rewards/, environments/ and rollout/.
 """
 
 from __future__ import annotations
@@ -67,17 +67,23 @@ class UserCode:
     ) -> Any:
         """What `function(*arguments)` gives, awaited where it is awaitable. `setting` names the limit in errors. Raises
         UserCodeFailure."""
+        limit = asyncio.timeout(limit_s)
         try:
-            async with asyncio.timeout(limit_s):
+            async with limit:
                 if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
                     return await self._await(function(*arguments))
                 async with self._free:
                     result = await in_thread(function, *arguments)
                 return await self._await(result) if inspect.isawaitable(result) else result
         except TimeoutError as error:
-            if _is_ours(error):
+            if limit.expired():
                 raise too_slow(what, limit_s, setting) from None
             raise failure_of(what, error) from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise failure_of(what, raised_to_end(error)) from error  # the user's code cancelled its own task
         except (UserError, InfrastructureFailure):
             raise
         except Exception as error:
@@ -90,7 +96,15 @@ class UserCode:
             threading.Thread(target=self._loop.run_forever, name="user-coroutines", daemon=True).start()
 
         async def run() -> Any:
-            return await awaitable
+            try:
+                return await awaitable
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                raise raised_to_end(error) from error
+            except (SystemExit, KeyboardInterrupt) as error:
+                raise raised_to_end(error) from error
 
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), self._loop))
 
@@ -113,10 +127,10 @@ async def in_thread(function: Callable[..., Any], *arguments: object) -> Any:
     def run() -> None:
         try:
             outcome = (future.set_result, function(*arguments))
-        except StopIteration as error:  # which a future cannot hold
-            outcome = (future.set_exception, RuntimeError(f"StopIteration: {error}"))
+        except Exception as error:
+            outcome = (future.set_exception, raised_to_end(error) if isinstance(error, StopIteration) else error)
         except BaseException as error:
-            outcome = (future.set_exception, error)
+            outcome = (future.set_exception, raised_to_end(error))
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, *outcome)
 
@@ -124,6 +138,8 @@ async def in_thread(function: Callable[..., Any], *arguments: object) -> Any:
     return await future
 
 
-def _is_ours(error: TimeoutError) -> bool:
-    """Whether `asyncio.timeout` raised it, and not the user's code."""
-    return isinstance(error.__cause__, asyncio.CancelledError)
+def raised_to_end(error: BaseException) -> RuntimeError:
+    """`error` (SystemExit, KeyboardInterrupt, CancelledError, StopIteration) as one that ends a call alone: as it is
+    it would end an event loop or cancel the task that waits, and no future can hold the last."""
+    instead = RuntimeError(f"{type(error).__name__}: {error}".removesuffix(": "))
+    return instead.with_traceback(error.__traceback__)

@@ -6,6 +6,7 @@ import math
 import typing
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -14,11 +15,12 @@ from megathunder.errors import ConfigError
 
 
 def check_ranges(config: Config) -> None:
-    """Raise ConfigError at the first int or float that is not finite or out of its bounds."""
+    """Raise ConfigError at the first number that is not finite or out of its bounds."""
     for section, key, bounds in _numbers():
-        value = getattr(getattr(config, section), key)
-        if not (math.isfinite(value) and _within(value, bounds)):
-            raise range_error(f"{section}.{key}", value)
+        given = getattr(getattr(config, section), key)
+        for value in given if isinstance(given, tuple) else (given,):
+            if not (math.isfinite(value) and _within(value, bounds)):
+                raise range_error(f"{section}.{key}", value)
 
 
 def range_error(name: str, value: float, origin: str = "") -> ConfigError:
@@ -27,7 +29,9 @@ def range_error(name: str, value: float, origin: str = "") -> ConfigError:
     section, _, key = name.partition(".")
     return ConfigError(
         f"{origin + ': ' if origin else ''}{name} = {value}",
-        expected=_describe(bounds) if math.isfinite(value) else f"a finite number, {_describe(bounds)}",
+        expected=_describe(bounds)
+        if math.isfinite(value)
+        else ", ".join(filter(None, ("a finite number", _describe(bounds)))),
         remedy=f"set it in that range; the default is {getattr(getattr(Config(), section), key)}",
     )
 
@@ -40,9 +44,12 @@ def annotations(kind: type) -> dict[str, tuple[object, tuple[object, ...]]]:
 
 
 def _numbers() -> Iterator[tuple[str, str, Meta]]:
-    """(section, key, bounds) of every setting that is a number."""
+    """(section, key, bounds) of every setting that is a number, or several."""
     for section, (kind, _) in annotations(Config).items():
         for key, (hint, extra) in annotations(kind).items() if is_dataclass(kind) else ():  # type: ignore[arg-type]
+            if typing.get_origin(hint) is tuple:
+                element = typing.get_args(hint)[0]
+                hint, *extra = typing.get_args(element) if typing.get_origin(element) is Annotated else (element,)
             if hint in (int, float):
                 yield section, key, next((part for part in extra if isinstance(part, Meta)), Meta())
 

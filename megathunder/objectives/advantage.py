@@ -17,8 +17,8 @@ number at the barrier: it multiplies the normaliser. Statistics are over the n s
 exactly rounded sums, so they do not depend on the order in which rewards arrive. A group whose rewards are all equal
 contributes exactly 0 under every name. Called by grpo.py at the closure of a group.
 
-Refuses: unknown names, a group that is smaller than the statistics need, rewards that are not finite, functions that
-raise, or whose answer has another length, is not finite, or differs between equal rewards.
+Refuses: unknown names, a group that is smaller than the statistics need, rewards that are not finite or
+beyond 1e30, functions that raise, or whose answer has another length, is not finite, or differs between equal rewards.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from megathunder.objectives.weights import Affine, Signal, Table, Weights
 from megathunder.registry import ADVANTAGES
 
 Rewards = Sequence[float]
+LARGEST = 1e30  # of a reward: a moment holds its product with a gradient in float32
+EQUAL = 1e-150  # rewards that differ by less are equal: the squares of their deviations are 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,12 @@ class GroupStatistics:
                 expected="finite rewards",
                 remedy="report a failed verifier as an infrastructure failure, not as a NaN or infinite reward",
             )
+        if any(abs(v) > LARGEST for v in values):
+            raise UserError(
+                f"a group with rewards {values}",
+                expected=f"rewards of at most {LARGEST:g} in magnitude: gradients times rewards are kept in float32",
+                remedy="scale or clip the reward",
+            )
         count = len(values)
         mean = math.fsum(values) / count if count else 0.0
         squares = math.fsum((v - mean) ** 2 for v in values)
@@ -66,7 +74,7 @@ class GroupStatistics:
             least=min(values, default=0.0),
             mean=mean,
             squared_deviations=squares,
-            degenerate=len(set(values)) <= 1,
+            degenerate=max(values, default=0.0) - min(values, default=0.0) < EQUAL,
         )
 
     def deviation(self, freedom: int, epsilon: float) -> float:
@@ -110,7 +118,7 @@ class Advantage:
         assert self.table is not None
         try:
             found = [float(a) for a in self.table(list(rewards), config)]
-        except Exception as error:  # the user's own function: anything may happen in it
+        except (Exception, SystemExit) as error:  # the user's own function: anything may happen in it
             raise self._wrong(rewards, f"raised {type(error).__name__}: {error}") from error
         if len(found) != len(rewards) or not all(map(math.isfinite, found)):
             raise self._wrong(rewards, f"answered {found}")

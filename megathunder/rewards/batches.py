@@ -9,7 +9,7 @@ Called by scorer.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from megathunder.errors import UserError
@@ -41,12 +41,12 @@ class Batches:
             try:
                 results = _one_each(await self._call(completions, rows, episodes), len(batch))
             except Exception as error:
-                outcomes: Sequence[Any] = [error] * len(batch)
-            else:
-                outcomes = results
-            for future, outcome in zip(futures, outcomes, strict=True):
+                for future in (future for future in futures if not future.done()):
+                    future.set_exception(error)
+                continue
+            for future, result in zip(futures, results, strict=True):
                 if not future.done():
-                    future.set_exception(outcome) if isinstance(outcome, Exception) else future.set_result(outcome)
+                    future.set_result(result)
 
 
 def _one_each(results: Any, count: int) -> list[Any]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Iterable
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import msgspec
@@ -56,13 +58,26 @@ def score_of(given: Any) -> Score:
         parts = {str(name): number(value, f"its part {name!r} is ") for name, value in given.items()}
         if not parts:
             raise NotAScore("it gave an empty dict")
-        return Score(parts.get(TOTAL, math.fsum(parts.values())), parts)
+        return Score(parts[TOTAL] if TOTAL in parts else total(parts.values()), parts)
     return Score(number(given, "it gave "), {})
 
 
 def number(given: Any, before: str) -> float:
-    """`given` as a finite float; arrays and tensors of one element are numbers."""
-    value = given.item() if hasattr(given, "item") and not isinstance(given, numbers.Real) else given
-    if not isinstance(value, numbers.Real) or not math.isfinite(value):
+    """`given` as a finite float; arrays and tensors of one element are numbers, and so are decimals."""
+    try:
+        value = given.item() if hasattr(given, "item") and not isinstance(given, numbers.Real) else given
+        found = float(value) if isinstance(value, numbers.Real | Decimal) else math.nan
+    except (OverflowError, ValueError, RuntimeError):  # no float holds it; an array or a tensor of several elements
+        found = math.nan
+    if not math.isfinite(found):
         raise NotAScore(f"{before}{given!r:.80}")
-    return float(value)
+    return found
+
+
+def total(rewards: Iterable[float]) -> float:
+    """Their sum, exactly rounded. Raises NotAScore where it is no finite number."""
+    values = [*rewards]
+    try:
+        return number(math.fsum(values), f"the sum of {values} is ")
+    except OverflowError:
+        raise NotAScore(f"the sum of {values} is beyond what a float holds") from None

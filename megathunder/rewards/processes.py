@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from megathunder.config.reward import RewardConfig
+from megathunder.rewards import frames
 from megathunder.rewards.functions import NamedReward
 from megathunder.user_code import UserCodeFailure, too_slow
 
@@ -76,7 +77,7 @@ class RewardProcesses:
         return worker
 
     async def _ask(self, worker: Worker, arguments: tuple[object, ...]) -> dict[str, Any]:
-        data = msgspec.msgpack.encode(arguments, enc_hook=str)
+        data = frames.encode(arguments)
         limit_s = self._limit_s if worker.started else self._limit_s + START_S
         assert worker.process.stdin and worker.process.stdout, "both are pipes"
         try:

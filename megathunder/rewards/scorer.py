@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from megathunder.config.reward import RewardConfig
 from megathunder.errors import UserError
 from megathunder.rewards.batches import Batches
-from megathunder.rewards.episode import FinishedEpisode, NotAScore, Score, score_of
+from megathunder.rewards.episode import FinishedEpisode, NotAScore, Score, score_of, total
 from megathunder.rewards.functions import NamedReward, RewardContext, reward_functions
 from megathunder.rewards.processes import RewardProcesses
 from megathunder.sandbox.interface import Leases
@@ -70,7 +69,10 @@ class RewardScorer:
         for function, score in zip(self._functions, scores, strict=True):
             parts[function.name] = score.reward
             parts |= {f"{function.name}.{name}": value for name, value in score.parts.items()}
-        return Score(math.fsum(f.weight * s.reward for f, s in zip(self._functions, scores, strict=True)), parts)
+        try:
+            return Score(total(f.weight * s.reward for f, s in zip(self._functions, scores, strict=True)), parts)
+        except NotAScore as wrong:
+            raise _no_reward(", ".join(map(str, self._functions)), task, wrong) from None
 
     async def _one(self, function: NamedReward, task: Task, episode: FinishedEpisode, context: RewardContext) -> Score:
         for attempt in range(self._retries + 1):
@@ -84,11 +86,7 @@ class RewardScorer:
         try:
             return score_of(given)
         except NotAScore as wrong:
-            raise UserError(
-                f"{function} on task {task.id}: {wrong}",
-                expected="a finite number, or a dict of finite numbers",
-                remedy="return a float; for a fault raise an exception",
-            ) from None
+            raise _no_reward(str(function), task, wrong) from None
 
     async def _given(
         self, function: NamedReward, task: Task, episode: FinishedEpisode, context: RewardContext
@@ -128,3 +126,11 @@ class RewardScorer:
     def _apart(self, function: NamedReward) -> bool:
         """Whether it runs in processes: synchronous code of the user's, where the settings ask for that."""
         return self._config.processes > 0 and function.is_own and not asyncio.iscoroutinefunction(function.function)
+
+
+def _no_reward(what: str, task: Task, wrong: NotAScore) -> UserError:
+    return UserError(
+        f"{what} on task {task.id}: {wrong}",
+        expected="a finite number, or a dict of finite numbers",
+        remedy="return a float; for a fault raise an exception",
+    )

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from megathunder.registry import REWARDS
+from megathunder.rewards import frames
 from megathunder.rewards.episode import FinishedEpisode
 
 HEADER = struct.Struct(">I")
@@ -31,10 +32,13 @@ def main(reference: str, parent: str) -> None:
         return
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    function = REWARDS.get(reference)
+    function, own = REWARDS.get(reference), os.getpid()
     while header := sys.stdin.buffer.read(HEADER.size):
-        completion, row, episode = msgspec.msgpack.decode(sys.stdin.buffer.read(HEADER.unpack(header)[0]))
-        data = _encoded(_answer(function, completion, row, _episodes(episode)))
+        completion, row, episode = frames.decode(sys.stdin.buffer.read(HEADER.unpack(header)[0]))
+        answer = _answer(function, completion, row, _episodes(episode))
+        if os.getpid() != own:  # the function forked: one answer per question
+            os._exit(0)
+        data = _encoded(answer)
         answers.write(HEADER.pack(len(data)) + data)
         answers.flush()
 
@@ -47,7 +51,7 @@ def _answer(function: Any, *arguments: object) -> dict[str, Any]:
     try:
         value = function(*arguments)
         return {"value": asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value}
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = "".join(traceback.format_list(traceback.extract_tb(error.__traceback__)[1:])).rstrip()
         return {"error": f"raised {type(error).__name__}: {error}", "traceback": text}
 
@@ -58,9 +62,14 @@ async def _awaited(value: Any) -> Any:
 
 def _encoded(answer: dict[str, Any]) -> bytes:
     """Numbers of NumPy and PyTorch are plain numbers; what else has no form is its own repr, which is no score."""
-    return msgspec.msgpack.encode(
-        answer, enc_hook=lambda value: value.tolist() if hasattr(value, "tolist") else repr(value)
-    )
+    try:
+        return msgspec.msgpack.encode(answer, enc_hook=_plain)
+    except (OverflowError, UnicodeEncodeError, RecursionError) as error:
+        return msgspec.msgpack.encode({"error": f"gave what cannot be sent: {error}", "traceback": ""})
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else repr(value)
 
 
 if __name__ == "__main__":

@@ -153,3 +153,25 @@ def test_a_users_function_is_found_by_its_file_and_a_wrong_name_lists_the_known_
     assert [weights.weight((r,)) for r in (3.0, 1.0)] == [1.0, 0.0] and not found.affine
     with pytest.raises(ConfigError, match=r"(?s)gdpo.*sample_std.*did you mean 'leave_one_out'"):
         find_advantage(GrpoConfig(advantage="leave_one"), 4)
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+def test_rewards_at_the_ends_of_the_floats_are_refused_or_equal(name: str) -> None:
+    config = GrpoConfig(advantage=name, epsilon=0.0)
+    for rewards in ([1e300, 0.0, 0.0], [1.7e308, 1.7e308, 0.0], [1e308, -1e308, 0.0]):
+        with pytest.raises(UserError, match="at most 1e[+]30"):
+            BUILT_IN[name].weights([(r,) for r in rewards], config)
+    for rewards in ([1e-200, 0.0, 0.0], [5e-324, 0.0, 0.0], [1e-170, 1e-160, 0.0]):
+        weights = BUILT_IN[name].weights([(r,) for r in rewards], config)
+        assert all(abs(weights.weight((r,))) < 1e-150 for r in rewards)
+    last_bit = BUILT_IN[name].weights([(0.3,), (0.1 + 0.2,), (0.3,)], config)
+    assert all(abs(last_bit.weight((r,))) < 10.0 for r in (0.3, 0.1 + 0.2))
+
+
+def test_an_advantage_function_that_exits_is_named() -> None:
+    def leaves(rewards):
+        raise SystemExit(0)
+
+    found = Advantage(table=lambda rewards, _: leaves(rewards), name="adv.py:leaves")
+    with pytest.raises(UserError, match="adv.py:leaves.*raised SystemExit"):
+        found.weights([(1.0,), (0.0,)], GrpoConfig())

@@ -68,6 +68,45 @@ def pid(completion, row, trajectory):
 
 def two(completion, row):
     return 0.0
+
+def exits(completion, row, trajectory):
+    raise SystemExit(0)
+
+async def exits_waiting(completion, row, trajectory):
+    raise SystemExit(0)
+
+def cancels(completion, row, trajectory):
+    raise asyncio.CancelledError
+
+async def cancels_waiting(completion, row, trajectory):
+    raise asyncio.CancelledError
+
+async def cancels_itself(completion, row, trajectory):
+    asyncio.current_task().cancel()
+    await asyncio.sleep(1)
+
+def forks(completion, row, trajectory):
+    return 7.0 if os.fork() == 0 else float(len(completion))
+
+def array(completion, row, trajectory):
+    import numpy
+    return numpy.array([1.0, 2.0])
+
+def huge(completion, row, trajectory):
+    return 10**400
+
+def beyond(completion, row, trajectory):
+    return {"a": 1e308, "b": 1e308}
+
+def decimal(completion, row, trajectory):
+    import decimal
+    return decimal.Decimal("0.5")
+
+def errors(completions, rows, trajectories):
+    return [StopIteration() for _ in completions]
+
+def label(completion, row, trajectory):
+    return float(row["label"] - 10**30)
 """
 TASK = Task(id="t-0", kind="t", prompt="q", files=(), grading=RewardFunction(), row={"label": "5"}, single_turn=True)
 
@@ -125,9 +164,9 @@ def test_user_code_never_runs_on_the_event_loop(code: str) -> None:
     assert names and threading.main_thread().name not in names
 
 
-@pytest.mark.parametrize("name", ["nan", "text", "none"])
+@pytest.mark.parametrize("name", ["nan", "text", "none", "array", "huge", "beyond", "errors"])
 def test_what_is_no_finite_number_ends_the_run(code: str, name: str) -> None:
-    with pytest.raises(UserError, match=r"rewards.py:\w+' on task t-0: it gave"):
+    with pytest.raises(UserError, match=r"rewards.py:\w+' on task t-0: (it gave|the sum of)"):
         scores(f"{code}:{name}")
 
 
@@ -136,6 +175,32 @@ def test_an_exception_ends_the_run_after_the_retries_with_its_traceback(code: st
     with pytest.raises(UserError, match=r"KeyError: 'no such column' \(3 times\)\n.*rewards.py") as raised:
         scores(f"{code}:raises", retries=2, processes=processes)
     assert 'return row["no such column"]' in str(raised.value)
+
+
+def test_decimals_are_numbers_and_a_weighted_sum_must_be_one(code: str) -> None:
+    assert scores(f"{code}:decimal")[0].reward == 0.5
+    with pytest.raises(UserError, match="the sum of"):
+        scores(f"{code}:plain", f"{code}:plain", weights=(1e308, 1e308))
+
+
+@pytest.mark.parametrize("name", ["exits", "exits_waiting", "cancels", "cancels_waiting", "cancels_itself"])
+def test_what_would_end_a_process_or_cancel_a_task_is_a_fault_of_one_call(code: str, name: str) -> None:
+    started_s = time.monotonic()
+    with pytest.raises(UserError, match=r"raised RuntimeError: (SystemExit: 0|CancelledError) \(2 times\)"):
+        scores(f"{code}:{name}", timeout_s=30.0)
+    assert time.monotonic() - started_s < 20
+
+
+def test_a_process_whose_function_exits_or_forks_answers_once_per_call(code: str) -> None:
+    with pytest.raises(UserError, match="raised SystemExit: 0"):
+        scores(f"{code}:exits", processes=1, retries=0)
+    many = tuple(episode("x" * length) for length in range(6))
+    assert [score.reward for score in scores(f"{code}:forks", episodes=many, processes=1)] == [*range(6)]
+
+
+def test_integers_of_any_size_reach_a_reward_process(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASK.row, "label", 10**30 + 2**60)
+    assert scores(f"{code}:label", processes=1)[0].reward == 2.0**60
 
 
 @pytest.mark.parametrize("processes", [0, 1])
