@@ -21,6 +21,12 @@ def environment_maker(config: TasksConfig) -> Callable[[], Any] | None:
     if not config.environment:
         return None
     kind = ENVIRONMENTS.get(config.environment)
+    if not callable(kind):
+        raise ConfigError(
+            f"environment {config.environment!r} is {kind!r:.80}",
+            expected="a class, or a function that makes an instance",
+            remedy="name the class",
+        )
     options = dict(config.options) if ":" not in config.source else {}
     signature = inspect.signature(kind)
     try:

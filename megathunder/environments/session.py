@@ -12,6 +12,7 @@ the run ends with the traceback. Runs off the event loop. Called by rollout/.
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from megathunder.tasks import Message, Task
 from megathunder.user_code import UserCode, UserCodeFailure
 
 SETTING = "tasks.environment_timeout_s"
-NO_STEP = "an observation (text), a reward (number) and whether it is done"
+NO_STEP = "an observation (text), a reward (a finite number) and whether it is done"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +145,7 @@ class EnvironmentSession:
         return Reply(messages=shown, done=not calls or bool(getattr(state.instance, "done", False)))
 
     def _step(self, given: Any) -> tuple[str, float, bool]:
-        if isinstance(given, tuple) and len(given) in (3, 5) and isinstance(given[1], numbers.Real):
+        if isinstance(given, tuple) and len(given) in (3, 5) and _finite(given[1]):
             done = bool(given[2]) or (len(given) == 5 and bool(given[3]))  # Gymnasium: terminated or truncated
             return str(given[0]), float(given[1]), done
         raise UserError(f"{self._what}: step gave {given!r:.80}", expected=NO_STEP, remedy="return these three")
@@ -158,4 +159,12 @@ class EnvironmentSession:
             total = total() if callable(total) else total
         if hasattr(instance, "close"):
             instance.close()
-        return None if total is None else float(total)
+        if total is None or math.isfinite(float(total)):
+            return None if total is None else float(total)
+        raise UserError(
+            f"{self._what}: its reward is {total!r:.80}", expected="a finite number, or None", remedy="return a float"
+        )
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and math.isfinite(value)

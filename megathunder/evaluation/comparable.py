@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-import msgspec
-
 from megathunder.config import Config
 from megathunder.config.tasks import KINDS
 from megathunder.errors import ConfigError
@@ -36,7 +34,7 @@ class ScoreBasis:
 
 def planned_basis(name: str, config: Config, tasks: Sequence[Task]) -> ScoreBasis:
     """`tasks`, about to be evaluated with the settings `config`."""
-    marks = (blake2b(msgspec.msgpack.encode(task), digest_size=16).hexdigest() for task in tasks)
+    marks = (blake2b(task.digest_bytes, digest_size=16).hexdigest() for task in tasks)
     return ScoreBasis(name=name, config=config, tasks=frozenset(marks))
 
 

@@ -17,8 +17,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from megathunder.config import Config
 from megathunder.errors import ConfigError
 from megathunder.evaluation.attempts import LIMITS, Attempt, AttemptLog, Plan
@@ -124,7 +122,7 @@ def plan_of(config: Config, folder: Path, tasks: Sequence[Task]) -> Plan:
         weights.update(path.name.encode() + path.read_bytes())
     return Plan(
         checkpoint=weights.hexdigest(),
-        tasks=hashlib.blake2b(msgspec.msgpack.encode(list(tasks)), digest_size=16).hexdigest(),
+        tasks=hashlib.blake2b(b"".join(task.digest_bytes for task in tasks), digest_size=16).hexdigest(),
         seed=config.run.seed,
         temperature=config.rollout.temperature,
         limits=" ".join(f"{name}={getattr(config.rollout, name)}" for name in LIMITS),

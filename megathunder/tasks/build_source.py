@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from megathunder.config.tasks import KINDS, TasksConfig, check_kinds
@@ -22,6 +22,7 @@ from megathunder.errors import ConfigError
 from megathunder.registry import TASK_SOURCES
 from megathunder.tasks import arithmetic
 from megathunder.tasks.math_problems import read_problems
+from megathunder.tasks.row_files import unicode_error
 from megathunder.tasks.shell import shell_task
 from megathunder.tasks.source import GeneratedSource, ListedSource, TaskSource, by_content
 from megathunder.tasks.swe import read_repository_tasks
@@ -97,6 +98,12 @@ def generated(config: TasksConfig) -> GeneratedSource:
 
 def _call(load: Callable[..., object], config: TasksConfig) -> object:
     """`load` with those of path, config and tasks.options that its signature has."""
+    if not callable(load):
+        raise ConfigError(
+            f"task source {config.source!r} is {load!r:.80}",
+            expected="a function that gives rows, tasks or a task source",
+            remedy="name the function",
+        )
     offered = {"path": config.path, "config": config, **config.options}
     parameters = inspect.signature(load).parameters.values()
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -115,10 +122,11 @@ def _call(load: Callable[..., object], config: TasksConfig) -> object:
             remedy=f"set tasks.options.{unfilled[0]}" if unfilled else f"remove tasks.options.{unknown[0]}",
         )
     try:
-        return load(**{name: value for name, value in offered.items() if name in named or takes_any})
+        made = load(**{name: value for name, value in offered.items() if name in named or takes_any})
+        return list(made) if isinstance(made, Iterator) else made  # a generator runs here
     except (ConfigError, OSError):
         raise
-    except Exception as error:  # the user's own code
+    except (Exception, SystemExit) as error:  # the user's own code
         raise ConfigError(
             f"task source {config.source!r} raised {type(error).__name__}: {error}",
             expected="rows, tasks or a task source",
@@ -137,6 +145,9 @@ def _split(made: object, config: TasksConfig) -> Split:
             remedy="return a list",
         )
     given = list(made)
+    for number, one in enumerate(given):
+        if error := unicode_error(one, f"task source {config.source!r}, row {number}"):
+            raise error
     tasks = (
         given if given and all(isinstance(one, Task) for one in given) else table_tasks(given, config, config.source)
     )

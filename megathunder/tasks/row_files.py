@@ -54,6 +54,8 @@ def _loaded(text: str, where: str) -> object:
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if "\n" in text else ""
         raise _unreadable(where, f"{error.msg} ({line}column {error.colno})") from None
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits, or lists in lists in lists
+        raise _unreadable(where, str(error)) from None
 
 
 def _parquet_rows(path: Path) -> list[object]:

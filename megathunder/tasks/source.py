@@ -16,8 +16,6 @@ from hashlib import blake2b
 from itertools import count
 from typing import Literal, Protocol
 
-import msgspec
-
 from megathunder.config.tasks import TasksConfig
 from megathunder.errors import ConfigError
 from megathunder.tasks.task import Task
@@ -150,10 +148,9 @@ class ListedSource:
         """Of the content of all training tasks, in their order."""
         if self._digest:
             return self._digest
-        encode = msgspec.msgpack.Encoder(enc_hook=str).encode
         found = blake2b(digest_size=16)
         for task in self._tasks:
-            found.update(encode(task))
+            found.update(task.digest_bytes)
         return found.hexdigest()
 
     def differs_from(self, state: SourceState) -> bool:

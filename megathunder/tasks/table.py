@@ -86,7 +86,7 @@ def table_tasks(rows: Iterable[object], config: TasksConfig, origin: str, prefix
     origin's name and the number of the row."""
     stem = "-".join(filter(None, (Path(origin).stem, prefix)))
     tasks = [_task(row, number, config, f"{origin}, row {number}", stem) for number, row in enumerate(rows)]
-    ids = [str(task.row.get("id") or "") for task in tasks]
+    ids = ["" if (given := task.row.get("id")) is None else str(given) for task in tasks]
     if all(ids) and len(set(ids)) == len(ids):
         return [msgspec.structs.replace(task, id=name) for task, name in zip(tasks, ids, strict=True)]
     return tasks

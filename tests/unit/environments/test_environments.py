@@ -181,3 +181,26 @@ def test_an_environment_is_tried_before_anything_starts(tmp_path: Path) -> None:
             check_environment(TasksConfig(environment=f"{path}:{name}"), TASK)
     assert check_environment(TasksConfig(environment=f"{Path(steps.__file__)}:GuessNumber"), TASK)
     assert "examples.guess_number.steps" in sys.modules
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_reward_that_is_not_finite_is_refused(reward: float) -> None:
+    class Steps:
+        def step(self, action: str) -> tuple[str, float, bool]:
+            return "", reward, True
+
+    class Tools:
+        def look(self) -> str:
+            """Look around."""
+            return ""
+
+    Tools.reward = reward
+    for kind in (Steps, Tools):
+        with pytest.raises(UserError, match="finite number"):
+            play(kind, "x")
+
+
+def test_what_is_no_class_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "env.py").write_text("NUMBER = 5\n")
+    with pytest.raises(ConfigError, match="is 5"):
+        check_environment(TasksConfig(environment=f"{tmp_path}/env.py:NUMBER"), TASK)

@@ -147,9 +147,21 @@ def test_saved_position_in_other_tasks_is_refused_with_both_counts(tmp_path: Pat
         short.restore(SourceState(cursor=16))  # of a checkpoint that has no digest
 
 
+MORE = """
+NUMBER = 5
+def late():
+    yield {"prompt": "a"}
+    raise KeyError("late")
+def ends():
+    raise SystemExit(0)
+def surrogate():
+    return [{"prompt": "a\\ud800"}]
+"""
+
+
 def test_own_source_gives_rows_or_tasks(tmp_path: Path) -> None:
     code = "def load(path, count='3'):\n    return [{'prompt': f'{path} {i}'} for i in range(int(count))]\n"
-    (tmp_path / "mine.py").write_text(code + "def fails():\n    return 1 / 0\ndef wrong():\n    return 5\n")
+    (tmp_path / "mine.py").write_text(code + "def fails():\n    return 1 / 0\ndef wrong():\n    return 5\n" + MORE)
     named = f"{tmp_path}/mine.py:load"
     tasks = in_order(build_source(TasksConfig(source=named, path="/p", heldout=0, options={"count": "2"})))
     assert [t.prompt for t in tasks] == ["/p 0", "/p 1"]
@@ -158,8 +170,23 @@ def test_own_source_gives_rows_or_tasks(tmp_path: Path) -> None:
         ("load", {"n": "2"}, "remove tasks.options.n"),
         ("fails", {}, "ZeroDivisionError"),
         ("wrong", {}, "gave int"),
+        ("late", {}, "KeyError: 'late'"),
+        ("ends", {}, "SystemExit"),
+        ("surrogate", {}, "row 0: .* is no Unicode text"),
+        ("NUMBER", {}, "is 5"),
     ):
         with pytest.raises(ConfigError, match=words):
             build_source(TasksConfig(source=f"{tmp_path}/mine.py:{name}", options=options))
     with pytest.raises(ConfigError, match="did you mean 'table'"):
         build_source(TasksConfig(source="tabel"))
+
+
+def test_integers_of_any_size_and_ids_from_0_are_read(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "answer": 10**40, "id": 0}, {"prompt": "b", "answer": 1, "id": 1}]
+    source = build_source(config(write(tmp_path / "a.jsonl", *rows)))
+    assert {task.id for task in in_order(source)} == {"0", "1"}
+    others = build_source(config(write(tmp_path / "b.jsonl", rows[0] | {"answer": 10**40 + 1}, rows[1])))
+    assert source.state().digest != others.state().digest
+    (tmp_path / "c.jsonl").write_text('{"prompt": "a", "answer": ' + "9" * 5000 + "}\n")
+    with pytest.raises(ConfigError, match="line 1: .*4300 digits"):
+        build_source(config(tmp_path / "c.jsonl"))
