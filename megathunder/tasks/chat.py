@@ -39,6 +39,8 @@ class ChatTokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = ...) -> str: ...
 
+    def get_vocab(self) -> dict[str, int]: ...
+
     def apply_chat_template(self, conversation: list[dict[str, Any]], **options: object) -> str: ...
 
 
@@ -89,7 +91,7 @@ def as_dict(message: Message) -> dict[str, Any]:
 def _value(arguments: str) -> Any:
     try:
         return json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments  # as the policy wrote it
 
 
@@ -139,6 +141,11 @@ class ChatFormat:
         left out, or kept."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=not keep_special)
 
+    @cached_property
+    def longest_token(self) -> int:
+        """No token stands for more characters than this."""
+        return max(map(len, self._tokenizer.get_vocab()))
+
     def _given(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         return [self._harmless_value(as_dict(message)) for message in messages]
 
@@ -157,6 +164,7 @@ class ChatFormat:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _harmless(self, text: str) -> str:
+        text = text.encode(errors="replace").decode()  # a lone surrogate, which no tokenizer takes, becomes "?"
         for special in self._specials:
             text = text.replace(special, special[:1] + " " + special[1:])
         return text

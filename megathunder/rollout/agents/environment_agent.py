@@ -48,6 +48,7 @@ class EnvironmentEpisode:
     async def _until_end(self) -> EndReason:
         recorder, environment = self._recorder, self._environment
         messages = opening_messages(recorder.task, await environment.begin())
+        recorder.check_room(messages)
         token_ids = opening_ids(recorder.chat, messages, environment.tools)
         pending = Segment(role=Role.PROMPT, token_ids=tuple(token_ids))
         while True:
@@ -62,6 +63,7 @@ class EnvironmentEpisode:
                 return EndReason.ANSWERED
             if recorder.turns >= recorder.task.max_turns:
                 return EndReason.MAX_TURNS
+            recorder.check_room(reply.messages)
             pending = Segment(role=Role.OBSERVATION, token_ids=tuple(recorder.chat.continuation_ids(reply.messages)))
 
 

@@ -28,7 +28,7 @@ from megathunder.rollout.servers.client import Generation
 from megathunder.rollout.servers.engine import DeadlinePassed, Engine, EpisodeClock
 from megathunder.rollout.servers.protocol import ParseAnswer, SamplingParams
 from megathunder.speculation.origin import origin_of
-from megathunder.tasks import ChatFormat, Task
+from megathunder.tasks import ChatFormat, Message, Task
 from megathunder.types import EndReason, Role, Row, Segment, Trajectory, TrajectoryId, TurnCompleted
 
 TOLD_PARSER = "qwen25"  # of the calls that `tool_instructions` tell a policy to write
@@ -105,6 +105,12 @@ class TrajectoryRecorder:
         if self.task.messages:
             return self.chat.opening_ids(self.task.messages)
         return self.chat.prompt_ids(self.task.prompt, *self.task.examples)
+
+    def check_room(self, messages: Sequence[Message]) -> None:
+        """Raise RowFull for texts that have too many characters for any row: to tokenise megabytes takes a minute, in
+        which the event loop does nothing else."""
+        if sum(len(m.content) for m in messages) > self.settings.rollout.max_tokens * self.chat.longest_token:
+            raise RowFull
 
     async def sample(
         self,

@@ -157,6 +157,6 @@ def _blocks(choice: Choice) -> list[dict[str, Any]]:
 def _object(arguments: str) -> dict[str, Any]:
     try:
         value = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = arguments
     return value if isinstance(value, dict) else {"arguments": value}

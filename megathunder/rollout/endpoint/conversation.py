@@ -100,5 +100,5 @@ def compared(messages: Sequence[Message]) -> tuple[Message, ...]:
 def _canonical(arguments: str) -> str:
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments

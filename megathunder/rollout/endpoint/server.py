@@ -135,6 +135,8 @@ async def decoded(request: web.Request, kind: type[Body]) -> Body:
     except msgspec.DecodeError as error:
         field = str(error).rpartition("`$.")[2].rstrip("`") if "`$." in str(error) else ""
         raise Refused(400, "invalid_request", str(error), field) from error
+    except RecursionError:
+        raise Refused(400, "invalid_request", "objects or lists are nested too deeply") from None
 
 
 def encoded(answer: msgspec.Struct) -> web.Response:

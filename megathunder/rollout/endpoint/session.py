@@ -101,9 +101,12 @@ class Session:
     def count_tokens(self, request: TurnRequest) -> int:
         """Of the context that `request` brings. Raises Refused."""
         try:
+            self.recorder.check_room(request.messages)
             return len(opening_ids(self.recorder.chat, request.messages, request.tools))
         except TemplateError as error:
             raise Refused(400, "invalid_messages", f"the chat template refuses them: {error}", "messages") from error
+        except RowFull:
+            raise OVER[EndReason.MAX_TOKENS] from None
 
     def delivered(self, answer: Answer) -> None:
         """The answer has left: the same request again would be another sample."""
@@ -154,6 +157,7 @@ class Session:
             raise Refused(400, "unsupported", message, "tools")
 
     async def _sample(self, request: TurnRequest) -> Answer:
+        self.recorder.check_room(request.messages)
         position = self._conversations.locate(request.messages, request.tools, request.tools_key)
         choices, sampled, prompt = [], 0, 0
         for _ in range(request.n):

@@ -297,3 +297,23 @@ time.sleep(60)
                           "LD_LIBRARY_PATH", "NO_PROXY", "OMP_NUM_THREADS",
                           "OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL", "PATH", "PYTHONPATH", "TMPDIR",
                           "TZ"}  # fmt: skip
+
+
+def test_bodies_that_are_too_deep_or_too_long_for_any_row_are_refused_at_once(tmp_path):
+    script = """
+def post(path, body):
+    request = urllib.request.Request(BASE + path, body, {"Authorization": f"Bearer {KEY}"})
+    try:
+        return urllib.request.urlopen(request).status
+    except urllib.error.HTTPError as error:
+        return [error.code, json.loads(error.read())["error"]["code"]]
+
+deep = b'{"messages": [{"role": "user", "content": "x"}], "other": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+long = json.dumps({"messages": [{"role": "user", "content": "some words " * 500_000}]}).encode()
+started = time.monotonic()
+found = [post("/chat/completions", deep), post("/messages/count_tokens", long), post("/chat/completions", long)]
+keep([found, time.monotonic() - started])
+"""
+    _, (found, took_s), _, _ = harness(tmp_path, script + FINISH, ("a",))
+    assert found == [[400, "invalid_request"], [400, "context_length_exceeded"], [400, "context_length_exceeded"]]
+    assert took_s < 15.0
