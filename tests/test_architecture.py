@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -195,6 +196,25 @@ def words_that_belong_elsewhere(source: Source) -> Iterator[str]:
             yield f"{source.path}:{number}: {hit.group()!r}"
 
 
+def module_of(source: Source) -> str:
+    return source.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def circle(sources: list[Source]) -> list[str]:
+    """Modules that import each other, wherever the import stands; empty where there is no circle."""
+    modules = {module_of(source): source for source in sources}
+    graph: dict[str, set[str]] = {}
+    for module, source in modules.items():
+        names = {name for _, name in imports_of(source)}
+        graph[module] = {name if name in modules else name.rpartition(".")[0] for name in names} & modules.keys()
+        graph[module].discard(module)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
 def assert_none(law: Callable[[Source], Iterator[str]], sources: list[Source], remedy: str) -> None:
     offenders = [line for source in sources for line in law(source)]
     assert not offenders, f"{len(offenders)} offender(s); {remedy}\n  " + "\n  ".join(offenders)
@@ -207,6 +227,16 @@ EVERYTHING = (*CODE, "tests")
 
 def test_a_room_imports_only_rooms_left_of_it() -> None:
     assert_none(wrong_imports, read_tree(*PACKAGE), "move the code, or pass the value in")
+
+
+def test_no_modules_import_each_other() -> None:
+    assert not (found := circle(read_tree(*PACKAGE))), " -> ".join(found) + ": give what both need a file of its own"
+    lazy = "from megathunder.{} import x"
+    pair = [
+        Source("megathunder/tasks/a.py", lazy.format("tasks.b")),
+        Source("megathunder/tasks/b.py", "def f():\n    from megathunder.tasks import a"),
+    ]
+    assert sorted(set(circle(pair))) == ["megathunder.tasks.a", "megathunder.tasks.b"]
 
 
 def test_policy_rooms_are_free_of_torch() -> None:
