@@ -16,7 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from megathunder.errors import UserError, describe_os_error, end_on_signals, print_error
+from megathunder.errors import UserError
+from megathunder.process_exit import describe_os_error, end_on_signals, print_error
 
 if __name__ == "__main__":
     end_on_signals()  # importing the rest takes a second or two

@@ -33,17 +33,10 @@ from typing import TYPE_CHECKING
 from megathunder.checkpoint.resume import resume_hint
 from megathunder.config import Config
 from megathunder.cores import VARIABLE, Role, board_path, open_board, remove_board
-from megathunder.errors import (
-    TORCHRUN_FILE,
-    ConfigError,
-    InfrastructureFailure,
-    UserError,
-    describe_os_error,
-    print_error,
-    system_error,
-)
+from megathunder.errors import ConfigError, InfrastructureFailure, UserError
 from megathunder.identity import PACKAGE, this_package
 from megathunder.metrics.run_folder import RunFolder
+from megathunder.process_exit import TORCHRUN_FILE, describe_os_error, print_error, system_error
 from megathunder.processes import die_with_parent
 from megathunder.rendezvous import Rendezvous
 from megathunder.types import (

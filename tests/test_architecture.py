@@ -46,6 +46,7 @@ SHARED = {
     "accumulator_keys",
     "work_stats",
     "errors",
+    "process_exit",
     "tracing",
     "jsonl",
     "logs",

@@ -28,9 +28,10 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the package of this checkout
 
 from megathunder.config.sandbox import SandboxConfig
-from megathunder.errors import INTERRUPTED, MegathunderError, UserError
+from megathunder.errors import MegathunderError, UserError
 from megathunder.evaluation.validation import Verdict, Verdicts, validate_instance
 from megathunder.metrics.output_file import output_file
+from megathunder.process_exit import INTERRUPTED
 from megathunder.sandbox import SandboxPool
 from megathunder.tasks.patch import make_patch
 from megathunder.tasks.protected_paths import is_protected, is_test_file

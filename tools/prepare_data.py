@@ -33,9 +33,10 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the package of this checkout
 
 from megathunder.config.sandbox import SandboxConfig
-from megathunder.errors import INTERRUPTED, InfrastructureFailure, MegathunderError, UserError
+from megathunder.errors import InfrastructureFailure, MegathunderError, UserError
 from megathunder.evaluation.validation import Verdict, Verdicts, validate_instance, validate_terminal
 from megathunder.metrics.output_file import output_file
+from megathunder.process_exit import INTERRUPTED
 from megathunder.sandbox import SandboxPool
 from megathunder.sandbox.bubblewrap import UIDS_PER_PROCESS
 from megathunder.tasks import Task

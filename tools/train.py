@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the package of this checkout
 
-from megathunder.errors import end_on_signals
+from megathunder.process_exit import end_on_signals
 
 if __name__ == "__main__":
     end_on_signals()  # importing the rest takes a second or two

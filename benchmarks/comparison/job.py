@@ -22,8 +22,9 @@ from megathunder.config.learner import LearnerConfig
 from megathunder.config.load import load_config
 from megathunder.config.ranges import check_ranges
 from megathunder.config.toml import read_config, to_toml
-from megathunder.errors import INTERRUPTED, MegathunderError, UserError
+from megathunder.errors import MegathunderError, UserError
 from megathunder.metrics.run_folder import RunFolder
+from megathunder.process_exit import INTERRUPTED
 from megathunder.processes import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]

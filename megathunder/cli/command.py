@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from megathunder.errors import end_on_signals
+from megathunder.process_exit import end_on_signals
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

@@ -22,20 +22,14 @@ from megathunder.config.checks import check, check_plan, notes
 from megathunder.config.hub import resolve_models
 from megathunder.config.load import load_config
 from megathunder.config.model_shape import read_model_shape
-from megathunder.errors import (
-    InfrastructureFailure,
-    UserError,
-    describe_os_error,
-    end_on_signals,
-    print_error,
-    report_to_torchrun,
-)
+from megathunder.errors import InfrastructureFailure, UserError
 from megathunder.launch import Ranks, run_rank, wait_for_rank_0_error
 from megathunder.metrics.run_folder import RunFolder, resume_run, start_run
 from megathunder.objectives.build_objective import build_objective
 from megathunder.planning.budget import check_memory_fits
 from megathunder.planning.memory import gpu_use, host_limit_bytes
 from megathunder.planning.plan import Plan, make_plan, plan_table
+from megathunder.process_exit import describe_os_error, end_on_signals, print_error, report_to_torchrun
 from megathunder.rendezvous import Refused, Rendezvous
 from megathunder.rollout.agents.check_user_code import check_user_code
 

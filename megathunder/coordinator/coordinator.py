@@ -22,7 +22,7 @@ from megathunder.coordinator.assembly import Parts
 from megathunder.coordinator.record import UpdateRecord
 from megathunder.coordinator.rollouts import Collect, Rollouts, Stopped
 from megathunder.coordinator.unfinished import unfinished
-from megathunder.errors import NOTHING_TRAINED, InfrastructureFailure
+from megathunder.errors import InfrastructureFailure
 from megathunder.evaluation import EVALUATION, KS, Attempt, AttemptEnds, Score, score
 from megathunder.evaluation.history import Evaluation, append_evaluation, forget_evaluations, read_evaluations
 from megathunder.jsonl import append_line, encode_lines
@@ -31,6 +31,7 @@ from megathunder.metrics.row import read_rows
 from megathunder.metrics.run_folder import RunFolder, write_atomically
 from megathunder.objectives.base import Objective, Unit
 from megathunder.objectives.build_objective import build_objective
+from megathunder.process_exit import NOTHING_TRAINED
 from megathunder.schedule.scheduler import UpdateScheduler
 from megathunder.schedule.schedules import find_rule
 from megathunder.types import Command, Done, Event, Publish, ServerAddress, TakeStep

@@ -23,10 +23,11 @@ from megathunder.coordinator.coordinator import Coordinator
 from megathunder.coordinator.learner_client import LearnerClient
 from megathunder.coordinator.rollouts import Stopped
 from megathunder.coordinator.shutdown import ShutdownHandler
-from megathunder.errors import MegathunderError, UserError, describe_os_error, print_error, system_error
+from megathunder.errors import MegathunderError, UserError
 from megathunder.logs import configure_logging
 from megathunder.loop import train
 from megathunder.metrics.run_folder import RunFolder
+from megathunder.process_exit import describe_os_error, print_error, system_error
 from megathunder.types import ServerAddress, Shutdown
 
 SHUTDOWN_S = 60.0

@@ -19,8 +19,8 @@ import sys
 from collections.abc import Callable
 
 from megathunder.checkpoint.resume import resume_hint
-from megathunder.errors import INTERRUPTED, NOTHING_TRAINED, print_error, report_to_torchrun
 from megathunder.metrics.run_folder import RunFolder
+from megathunder.process_exit import INTERRUPTED, NOTHING_TRAINED, print_error, report_to_torchrun
 
 
 class ShutdownHandler:

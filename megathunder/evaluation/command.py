@@ -30,7 +30,7 @@ from pathlib import Path
 import msgspec
 
 from megathunder.config.load import load_config
-from megathunder.errors import INTERRUPTED, MegathunderError, UserError
+from megathunder.errors import MegathunderError, UserError
 from megathunder.evaluation.compare_runs import compare_runs
 from megathunder.evaluation.request import (
     EvaluationRequest,
@@ -45,6 +45,7 @@ from megathunder.evaluation.request import (
 from megathunder.evaluation.score_tables import show
 from megathunder.evaluation.session import plan_of
 from megathunder.metrics.output_file import output_file
+from megathunder.process_exit import INTERRUPTED
 
 
 def main(argv: list[str]) -> int:

@@ -13,11 +13,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megathunder.errors import UserError, describe_os_error
+from megathunder.errors import UserError
 from megathunder.metrics.resumptions import read_resumptions
 from megathunder.metrics.row import read_rows
 from megathunder.metrics.run_folder import RunFolder, open_folder, write_atomically
 from megathunder.metrics.spans import read_spans, write_chrome_trace
+from megathunder.process_exit import describe_os_error
 from megathunder.report.curves import draw_curves
 from megathunder.report.html_page import page
 from megathunder.report.panels import features

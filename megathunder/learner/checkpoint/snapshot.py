@@ -21,8 +21,8 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 
-from megathunder.errors import RESUME_HINT, describe_os_error, system_error
 from megathunder.learner.checkpoint import checkpoint_status
+from megathunder.process_exit import RESUME_HINT, describe_os_error, system_error
 
 
 class Snapshot:

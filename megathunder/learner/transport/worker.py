@@ -21,8 +21,9 @@ from typing import Any
 import torch
 
 from megathunder.cores import CoreBoard
-from megathunder.errors import RESUME_HINT, InfrastructureFailure, MegathunderError, describe_os_error, system_error
+from megathunder.errors import InfrastructureFailure, MegathunderError
 from megathunder.learner.transport.link import CellLink, now_s
+from megathunder.process_exit import RESUME_HINT, describe_os_error, system_error
 from megathunder.types import Command, Done, Failed, Shutdown, TakeStep, WorkStats
 
 Handler = Callable[[Any], WorkStats]

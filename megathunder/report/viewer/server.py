@@ -22,9 +22,10 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from tokenizers import Tokenizer
 
-from megathunder.errors import INTERRUPTED, UserError
+from megathunder.errors import UserError
 from megathunder.metrics.run_folder import RunFolder, open_folder
 from megathunder.metrics.trajectories import TrajectoryRecord
+from megathunder.process_exit import INTERRUPTED
 from megathunder.report.viewer.token_text import load_tokenizer, token_pieces
 from megathunder.report.viewer.trajectory_index import TrajectoryIndex
 from megathunder.types import Role, Segment

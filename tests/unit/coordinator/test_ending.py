@@ -57,7 +57,9 @@ def test_the_death_of_rank_0_is_told_with_a_way_on(tmp_path: Path, capfd: pytest
 
 @pytest.mark.parametrize(("ranks", "status"), [("1", 0), ("2", 143)])
 def test_sigterm_while_the_program_still_starts_is_told_too(ranks: str, status: int) -> None:
-    program = "import os; from megathunder.errors import end_on_signals as e; e('runs/x'); os.kill(os.getpid(), 15)"
+    program = (
+        "import os; from megathunder.process_exit import end_on_signals as e; e('runs/x'); os.kill(os.getpid(), 15)"
+    )
     environment = {**os.environ, "WORLD_SIZE": ranks, "RANK": "0"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (status, f"{NOTHING}; run folder: runs/x\n")

@@ -13,9 +13,9 @@ from test_loop import settings
 from megathunder import launch
 from megathunder.config.toml import to_toml
 from megathunder.coordinator import process
-from megathunder.errors import describe_os_error, system_error
 from megathunder.learner.checkpoint import checkpoint_status
 from megathunder.learner.transport import worker
+from megathunder.process_exit import describe_os_error, system_error
 from megathunder.tracing import Recorder
 from megathunder.types import Failed, SaveCheckpoint
 
