@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from megathunder.config.cross_checks import check_batch_size
 from megathunder.config.load import load_config
 from megathunder.environments.build_environment import environment_maker, open_environment
 from megathunder.registry import REWARDS
@@ -37,6 +38,7 @@ def test_the_files_of_a_page_work_together(page: str, tmp_path: Path) -> None:
     assert configs
     for path in configs:
         config = load_config(["--config", str(path)])
+        check_batch_size(config)
         check_user_code(config)
         assert first_task(config).row
 

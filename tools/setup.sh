@@ -48,7 +48,12 @@ install_package() { # Debian package, what it is for, a command that it brings
 }
 
 install() { # pip arguments
-    python -m pip install --quiet --disable-pip-version-check --no-input --retries 2 "$@" 2>"$LOG" ||
+    local status=0
+    python -m pip install --quiet --disable-pip-version-check --no-input --retries 2 "$@" 2>"$LOG" || status=$?
+    [ "$status" -le 128 ] ||
+        fail "pip install $* was ended by signal $((status - 128))" "pip to end by itself" \
+            "see whether memory or a time limit ended it (dmesg), then run this again"
+    [ "$status" = 0 ] ||
         fail "pip install $* failed: $(grep -m1 ERROR "$LOG" || tail -1 "$LOG")" "a package index that pip can reach" \
             "check the network and pip's configuration (pip config list), then run this again"
 }

@@ -118,7 +118,7 @@ def check_batch_size(config: Config) -> None:
         raise ConfigError(
             f"run.evaluate_every = {config.run.evaluate_every} with tasks.heldout = 0",
             expected="held-out tasks to evaluate on",
-            remedy="set tasks.heldout = 64, or run.evaluate_every = 0",
+            remedy="set run.evaluate_every = 0, or tasks.heldout = 64 to hold tasks out",
         )
 
 

@@ -82,7 +82,9 @@ def main(argv: list[str]) -> int:
 
 def read_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """(options of this tool, settings)"""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="evaluate.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--checkpoint")
     what.add_argument("--runs", nargs="+", type=Path)
