@@ -4,8 +4,8 @@
     all others             in a daemon thread each, at most `threads` at once; one that hangs keeps no process alive
 
 What a function raises, and a call that takes too long, becomes UserCodeFailure: a fault of the machinery, which is
-tried again and then ends the run; never a result. `sys.exit` in it is such a fault and ends nothing by itself. Called by
-rewards/, environments/ and rollout/.
+tried again and then ends the run; never a result. `sys.exit` in it is such a fault and ends nothing by itself.
+Called by rewards/, environments/ and rollout/.
 """
 
 from __future__ import annotations

@@ -122,6 +122,8 @@ class FakeSandboxes:
 class ByteChat:
     """A chat format in which a token is a byte and 0 ends a turn."""
 
+    longest_token = 1  # a byte
+
     end_token_id, shows_tools = 0, True
 
     def prompt_ids(self, prompt: str) -> list[int]:
