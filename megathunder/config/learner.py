@@ -26,10 +26,10 @@ class LearnerConfig:
     auto: the latter on CUDA where it is installed."""
     cpu_cores: tuple[int, ...] = ()
     """Pin the learner ranks to these cores (one thread each); empty: no pinning."""
-    cpu_kernels: Literal["auto", "off"] = "auto"
-    """On a CPU in float32: `auto` takes the faster exact GEMM (measured at the start), and norms and short-row
-    attention of our own; `off` is torch's own path. Gradients are equal to rounding; with exact sums, whose bytes must
-    not depend on the clock, nothing is measured."""
+    cpu_kernels: Literal["off", "auto"] = "off"
+    """On a CPU in float32: `off` is torch's own path; `auto` takes the faster exact GEMM (measured at the start), and
+    norms and short-row attention of our own. Gradients are equal to rounding, but what is measured may differ between a
+    run and its resume, which are the same bit for bit with `off` alone."""
     tensor_parallel: PositiveInt = 1
     """Ranks that share each matrix; divides the heads. Data parallelism is what the layout leaves of the ranks."""
     pipeline_parallel: PositiveInt = 1

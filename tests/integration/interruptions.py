@@ -39,6 +39,7 @@ class Outcome:
     status: int
     ended_in_s: float
     output: str
+    began: bool  # whether a rank was there: before, torchrun alone answers
     left: list[str]
     updates: int
     checkpoint: Path | None
@@ -49,7 +50,7 @@ class Outcome:
         found = [f"left running: {name}" for name in self.left]
         finished = self.updates == UPDATES
         said = [line for line in self.output.splitlines() if self.said_so(line)]
-        if not said and not finished:
+        if self.began and not said and not finished:
             found.append("no line of ours says how it ended")
         if self.status == 0 and not finished and self.signal == "SIGINT":
             found.append("status 0 of a run that was interrupted")
@@ -83,12 +84,22 @@ def launch(folder: Path, *more: str) -> tuple[subprocess.Popen, Path]:
     return started, log
 
 
+def is_rank(process: psutil.Process) -> bool:
+    """Whether torchrun has started it as a rank."""
+    try:
+        return bool(process.environ().get("RANK"))
+    except psutil.Error:
+        return False
+
+
 def interrupt(folder: Path, number: signal.Signals, after_s: float) -> Outcome:
     """Start a run, send it the signal `after_s` later, wait for its end."""
     process, log = launch(folder)
     deadline, family = time.monotonic() + after_s, {}
+    ranks: set[int] = set()
     while time.monotonic() < deadline and process.poll() is None:
         family |= {p.pid: p for p in psutil.Process(process.pid).children(recursive=True)}
+        ranks |= {pid for pid, p in family.items() if is_rank(p)}
         time.sleep(0.1)
     began = time.monotonic()
     if process.poll() is None:
@@ -104,6 +115,7 @@ def interrupt(folder: Path, number: signal.Signals, after_s: float) -> Outcome:
         status=status,
         ended_in_s=ended,
         output=log.read_text(errors="replace"),
+        began=bool(ranks),
         left=[p.name() for p in family.values() if alive(p)],
         updates=len(read_rows(metrics)) if metrics.exists() else 0,
         checkpoint=newest(run / "checkpoints", lambda _: None),

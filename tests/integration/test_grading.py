@@ -10,8 +10,8 @@ from dataclasses import replace
 from examples.policies.build.demonstrations import Demonstration, demonstrate
 from megathunder.config.sandbox import SandboxConfig
 from megathunder.config.tasks import TasksConfig
+from megathunder.rewards import verifiers
 from megathunder.rewards.grading import grade
-from megathunder.rewards.verifiers import tests_reward
 from megathunder.sandbox import Sandbox, SandboxPool
 from megathunder.tasks import ProgramCheck, RepositoryTests, Task, TaskFile, build_source, observation_text
 from megathunder.tasks.shell import KINDS
@@ -138,7 +138,7 @@ def test_a_verifier_may_name_thousands_of_tests() -> None:
         await pool.start()
         try:
             sources = [[TaskFile(path="a.py", content=f"value = {value}\n")] for value in (True, False)]
-            return [await tests_reward(check, source, pool, 60.0) for source in sources]
+            return [await verifiers.tests_reward(check, source, pool, 60.0) for source in sources]
         finally:
             await pool.close()
 

@@ -95,12 +95,16 @@ def test_the_gemm_that_is_taken_is_exact_and_the_faster_one(monkeypatch):
     assert float((rounded - a.double() @ b.double().T).abs().max()) / 512**0.5 > 100 * 2e-5
 
 
-@pytest.mark.parametrize(("accumulator", "measured"), [("fp32", True), ("exact", False)])
-def test_exact_sums_compute_with_nothing_that_the_clock_chose(accumulator, measured, monkeypatch):
+@pytest.mark.parametrize(
+    ("accumulator", "kernels", "measured"), [("fp32", "auto", True), ("exact", "auto", False), ("fp32", "off", False)]
+)
+def test_exact_sums_and_the_default_compute_with_nothing_that_the_clock_chose(
+    accumulator, kernels, measured, monkeypatch
+):
     asked, taken = [], []
     choice = cpu_kernels.GemmChoice(taken="onednn", mkl_gflops=1.0, onednn_gflops=2.0, onednn_error=0.0)
     monkeypatch.setattr(parallel, "_measured_gemm", lambda: asked.append(1) or choice)
     monkeypatch.setattr(parallel.dist, "get_world_size", lambda: 1)
     monkeypatch.setattr(cpu_kernels, "use", lambda *, gemm, own: taken.append(gemm))
-    parallel._choose_kernels(LearnerConfig(accumulator=accumulator), 0)
+    parallel._choose_kernels(LearnerConfig(accumulator=accumulator, cpu_kernels=kernels), 0)
     assert (bool(asked), taken) == (measured, ["onednn" if measured else "mkl"])
