@@ -34,10 +34,10 @@ def existing_run(folder: Path) -> list[str]:
 
 CASES = {  # name -> (command line, what the error must say)
     "unknown key": (unknown_key, "did you mean 'learning_rate'?"),
-    "unknown option": (lambda _: [CONFIG, "--learner.lerning-rate=1"], "--learner.learning-rate"),
+    "unknown option": (lambda _: [CONFIG, "--learner.lerning-rate=1"], "did you mean --learner.learning_rate?"),
     "no file": (lambda _: ["--config=absent.toml"], "examples/*.toml"),
     "missing model": (lambda _: [CONFIG, "--learner.model=/absent"], "set learner.model"),
-    "group of one": (lambda _: [CONFIG, "--run.group-size=1"], "set run.group_size to 4"),
+    "group of one": (lambda _: [CONFIG, "--run.group-size=1"], "set run.group_size to 2 or more"),
     "batch above the data": (
         lambda _: [CONFIG, "--tasks.size=3", "--run.groups-per-update=4", "--tasks.wrap=false"],
         "set run.groups_per_update = 3, raise tasks.size to 4",
